@@ -1,0 +1,2 @@
+//! moonring project commands.
+fn main() {}
