@@ -1,0 +1,77 @@
+//! Result codes: which stage ended an entry, and the errno that it ended with.
+
+use std::fmt;
+
+/// The error numbers that moonring uses, as Linux numbers them.
+#[allow(missing_docs, reason = "the names are errno(3)'s")]
+pub mod errno {
+    pub const EIO: i32 = 5;
+    pub const EAGAIN: i32 = 11;
+    pub const EBUSY: i32 = 16;
+    pub const EINVAL: i32 = 22;
+    pub const EPROTO: i32 = 71;
+    pub const EOPNOTSUPP: i32 = 95;
+    pub const ESHUTDOWN: i32 = 108;
+    pub const ETIMEDOUT: i32 = 110;
+    pub const ESTALE: i32 = 116;
+    pub const EREMOTEIO: i32 = 121;
+    pub const ECANCELED: i32 = 125;
+    pub const EOWNERDEAD: i32 = 130;
+}
+
+/// Where in its life an entry ended. Together with the errno it names the cause: see `docs/semantics.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Stage {
+    /// It did its work.
+    Done,
+    /// It was waiting for its fences. The transport was never called for it.
+    Gate,
+    /// The transport refused it. Nothing was started.
+    Issue,
+    /// The transport had started it.
+    Transfer,
+    /// It was cancelled.
+    Cancel,
+    /// Its ring was closed.
+    Shutdown,
+}
+
+impl Stage {
+    pub(crate) const fn bits(self) -> u32 {
+        (match self {
+            Stage::Done => 0,
+            Stage::Gate => 1,
+            Stage::Issue => 2,
+            Stage::Transfer => 3,
+            Stage::Cancel => 4,
+            Stage::Shutdown => 5,
+        }) << Self::SHIFT
+    }
+
+    pub(crate) const fn from_bits(flags: u32) -> Stage {
+        match (flags >> Self::SHIFT) & 7 {
+            0 => Stage::Done,
+            1 => Stage::Gate,
+            2 => Stage::Issue,
+            3 => Stage::Transfer,
+            4 => Stage::Cancel,
+            _ => Stage::Shutdown,
+        }
+    }
+
+    const SHIFT: u32 = 16;
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Done => "done",
+            Stage::Gate => "gate",
+            Stage::Issue => "issue",
+            Stage::Transfer => "transfer",
+            Stage::Cancel => "cancel",
+            Stage::Shutdown => "shutdown",
+        })
+    }
+}

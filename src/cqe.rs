@@ -1,0 +1,151 @@
+//! The completion queue's entry.
+
+use std::fmt;
+use std::time::Duration;
+
+use bitflags::bitflags;
+use static_assertions::const_assert_eq;
+
+use crate::code::Stage;
+use crate::transport::Nanos;
+
+bitflags! {
+    /// What a completion says besides its result. `MORE` and `NOTIF` have io_uring's numbers.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct CqeFlags: u32 {
+        /// The result is known, but the transport may still touch the local range: one more completion follows.
+        const MORE = 1 << 1;
+        /// The second completion: the local range is left alone from now on.
+        const NOTIF = 1 << 3;
+        /// The ring was torn down around a transfer that could not be stopped: the local range may be touched for ever,
+        /// and its memory is kept for ever.
+        const UNQUIET = 1 << 8;
+    }
+}
+
+/// A completion: 32 bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Cqe {
+    user_data: u64,
+    res: i32,
+    /// [`CqeFlags`] and the stage.
+    flags: u32,
+    detail: i32,
+    /// Two 48-bit spans.
+    times: [u16; 6],
+}
+
+const_assert_eq!(size_of::<Cqe>(), 32);
+
+const SPAN_MAX: u64 = (1 << 48) - 1;
+
+impl Cqe {
+    pub(crate) fn new(user_data: u64, res: i32, flags: u32, detail: i32, gate: Nanos, wire: Nanos) -> Cqe {
+        let [gate, wire] = [gate, wire].map(|span| span.min(SPAN_MAX));
+        let times = [gate, gate >> 16, gate >> 32, wire, wire >> 16, wire >> 32].map(|part| part as u16);
+        Cqe { user_data, res, flags, detail, times }
+    }
+
+    /// The entry's own, untouched.
+    pub fn user_data(&self) -> u64 {
+        self.user_data
+    }
+
+    /// Bytes moved, or a negative errno. As io_uring's `res`.
+    pub fn res(&self) -> i32 {
+        self.res
+    }
+
+    /// Bytes moved, or what went wrong.
+    ///
+    /// # Errors
+    /// [`EntryError`] if the entry failed.
+    pub fn result(&self) -> Result<u32, EntryError> {
+        u32::try_from(self.res).map_err(|_| EntryError { errno: -self.res, stage: self.stage(), detail: self.detail })
+    }
+
+    /// `MORE`, `NOTIF`, `UNQUIET`. The last completion of an entry carries no `MORE`.
+    pub fn flags(&self) -> CqeFlags {
+        CqeFlags::from_bits_truncate(self.flags)
+    }
+
+    /// Where the entry ended.
+    pub fn stage(&self) -> Stage {
+        Stage::from_bits(self.flags)
+    }
+
+    /// More about a failure: the driver's number at the gate, Mooncake's at issue and transfer, the root errno as a
+    /// negative number when a dependency failed.
+    pub fn detail(&self) -> i32 {
+        self.detail
+    }
+
+    /// From the moment that the poller took the entry until it was issued, or ended without. Resolved to a poller's turn.
+    pub fn gate_time(&self) -> Duration {
+        self.span(0)
+    }
+
+    /// From issued to landed; 0 for what is never issued. Resolved to a poller's turn.
+    pub fn wire_time(&self) -> Duration {
+        self.span(3)
+    }
+
+    fn span(&self, at: usize) -> Duration {
+        let [low, mid, high] = [0, 1, 2].map(|part| u64::from(self.times[at + part]));
+        Duration::from_nanos(low | mid << 16 | high << 32)
+    }
+}
+
+impl fmt::Debug for Cqe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cqe")
+            .field("user_data", &self.user_data)
+            .field("res", &self.res)
+            .field("stage", &self.stage())
+            .field("flags", &self.flags())
+            .field("detail", &self.detail)
+            .field("gate_time", &self.gate_time())
+            .field("wire_time", &self.wire_time())
+            .finish()
+    }
+}
+
+/// An entry failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryError {
+    /// The positive errno.
+    pub errno: i32,
+    /// Where the entry ended. One pair of stage and errno per cause: see `docs/semantics.md`.
+    pub stage: Stage,
+    /// See [`Cqe::detail`].
+    pub detail: i32,
+}
+
+impl fmt::Display for EntryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = std::io::Error::from_raw_os_error(self.errno);
+        write!(f, "ended at the stage {}: {text}", self.stage)?;
+        if self.detail != 0 { write!(f, ", detail {}", self.detail) } else { Ok(()) }
+    }
+}
+
+impl std::error::Error for EntryError {}
+
+impl From<EntryError> for std::io::Error {
+    fn from(error: EntryError) -> std::io::Error {
+        std::io::Error::new(std::io::Error::from_raw_os_error(error.errno).kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_kept_and_saturate() {
+        let cqe = Cqe::new(1, 2, 0, 3, 0x1234_5678_9abc, u64::MAX);
+        assert_eq!(cqe.gate_time().as_nanos(), 0x1234_5678_9abc);
+        assert_eq!(cqe.wire_time().as_nanos(), u128::from(SPAN_MAX));
+    }
+}

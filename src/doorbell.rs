@@ -1,0 +1,93 @@
+//! The only way in moonring to sleep and to be woken.
+//!
+//! A sleeper *arms* the doorbell with the position that it waits for, then looks at every one of its inputs once
+//! more, and only then sleeps. Whoever makes input available does so first and *rings* afterwards. Both sides have a
+//! SeqCst barrier between their store and their load, so at least one of them sees the other: either the sleeper
+//! finds the input, or the ringer finds the sleeper. Acquire and release are not enough for that, not even on x86:
+//! a store and a later load of another word may swap. io_uring's `NEED_WAKEUP` flag is the same protocol.
+//!
+//! Ringing costs one barrier and one load while nobody sleeps. The sleeper's side may block; the ringer's side takes
+//! event-listener's internal lock only when it really wakes somebody.
+
+use std::task::Waker;
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+use event_listener::{Event, Listener, listener};
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Armed with this, nothing wakes: nobody sleeps.
+const AWAKE: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Doorbell {
+    /// The position that the sleeper waits for, or [`AWAKE`]. io_uring calls the poller's flag `NEED_WAKEUP`.
+    armed: AtomicU64,
+    threads: Event,
+    task: AtomicWaker,
+}
+
+impl Doorbell {
+    pub(crate) fn new() -> Self {
+        Doorbell { armed: AtomicU64::new(AWAKE), threads: Event::new(), task: AtomicWaker::new() }
+    }
+
+    /// Wakes the sleeper if it waits for `position` or an earlier one. Call it after the input is visible.
+    #[inline]
+    pub(crate) fn ring(&self, position: u64) {
+        // Pairs with the barrier in `arm`: our input was stored before it, the sleeper's word is loaded after it.
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) <= position {
+            self.wake();
+        }
+    }
+
+    /// Wakes the sleeper whatever it waits for: something it must look at has changed.
+    pub(crate) fn ring_always(&self) {
+        self.ring(AWAKE - 1);
+    }
+
+    #[cold]
+    fn wake(&self) {
+        if self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE {
+            self.threads.notify(usize::MAX);
+            self.task.wake();
+        }
+    }
+
+    fn arm(&self, position: u64) {
+        debug_assert!(position < AWAKE);
+        self.armed.store(position, Ordering::Relaxed);
+        // Pairs with the barrier in `ring`: armed before, inputs looked at after.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Blocks the thread until the doorbell is rung for `position` or `deadline` passes, unless `ready` says, after
+    /// arming, that there is input already. May return early; callers look again.
+    pub(crate) fn park(&self, position: u64, deadline: Option<Instant>, ready: impl FnOnce() -> bool) {
+        // Listen before arming: a ring that follows finds the listener.
+        listener!(self.threads => listener);
+        self.arm(position);
+        if !ready() {
+            match deadline {
+                None => listener.wait(),
+                Some(deadline) => {
+                    listener.wait_deadline(deadline);
+                }
+            }
+        }
+        self.armed.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// The same for a task: registers `waker` and arms; true if there is input already, so that the task goes on.
+    pub(crate) fn poll(&self, position: u64, waker: &Waker, ready: impl FnOnce() -> bool) -> bool {
+        self.task.register(waker);
+        self.arm(position);
+        let ready = ready();
+        if ready {
+            self.armed.store(AWAKE, Ordering::Relaxed);
+        }
+        ready
+    }
+}

@@ -1,0 +1,401 @@
+//! The engine: what outlives a ring. Regions, segments and the transport under them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::region::{self, Region, RegionInner, Registered, RegionInfo, UnregisterError};
+use crate::thread;
+use crate::transport::{RawMemory, Transport, TransportError};
+
+/// Registered memory, open segments and the transport. Cheap to clone; the last clone, ring or [`Registered`] ends it.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<EngineInner>,
+}
+
+struct EngineInner {
+    /// Tells engines apart: a slice of one is refused by another's ring.
+    id: u64,
+    name: String,
+    transport: Arc<dyn Transport>,
+    /// Every region ever registered: their addresses are given back only after the transport is closed.
+    regions: Mutex<Regions>,
+    segments: Mutex<Segments>,
+    opening: Mutex<HashMap<String, Arc<Opening>>>,
+}
+
+#[derive(Default)]
+struct Segments {
+    /// The newest handle of each name.
+    by_name: HashMap<String, Segment>,
+    /// Every handle, stale ones too: entries name their segment by this number.
+    by_target: HashMap<u32, Segment>,
+}
+
+#[derive(Default)]
+struct Regions {
+    live: Vec<Arc<RegionInner>>,
+    sealed: Vec<Arc<RegionInner>>,
+}
+
+static NEXT_ENGINE: AtomicU64 = AtomicU64::new(1);
+
+impl Engine {
+    /// An engine that copies inside this process. It needs nothing and really moves bytes; two of them reach each other
+    /// by name. For tests, docs and a first look.
+    pub fn loopback() -> Engine {
+        Engine::over(Arc::new(crate::transport::loopback::Loopback::new()))
+    }
+
+    /// An engine over a simulated transport, see [`crate::sim`].
+    pub fn sim(sim: crate::sim::Sim) -> Engine {
+        Engine::over(Arc::new(sim.into_transport()))
+    }
+
+    /// An engine over any transport.
+    #[cfg(feature = "unstable-transport")]
+    pub fn with_transport(transport: Arc<dyn Transport>) -> Engine {
+        Engine::over(transport)
+    }
+
+    pub(crate) fn over(transport: Arc<dyn Transport>) -> Engine {
+        Engine {
+            inner: Arc::new(EngineInner {
+                id: NEXT_ENGINE.fetch_add(1, Relaxed),
+                name: transport.name(),
+                transport,
+                regions: Mutex::default(),
+                segments: Mutex::default(),
+                opening: Mutex::default(),
+            }),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        &self.inner.transport
+    }
+
+    /// The name that peers give to [`open_segment`](Self::open_segment).
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Registers our own memory: entries may use it and peers reach it. May block for the transport's metadata.
+    ///
+    /// # Errors
+    /// [`RegisterError`] with the region in it, unchanged.
+    pub fn register(&self, region: Region) -> Result<Registered, RegisterError> {
+        self.register_at(region, "cpu:0")
+    }
+
+    /// The same with Mooncake's name for where the memory lives, such as `cpu:1` for the second NUMA node.
+    ///
+    /// # Errors
+    /// [`RegisterError`] with the region in it, unchanged.
+    pub fn register_at(&self, region: Region, location: &str) -> Result<Registered, RegisterError> {
+        let region = RegionInner::own(self.inner.id, region, location);
+        let mut regions = self.inner.lock_regions();
+        // SAFETY: our own mapping stays mapped until this engine's transport is closed, which ends all use of it, and safe
+        // code reaches its bytes only by atomic copies.
+        if let Err(cause) = unsafe { self.inner.transport.register(region.memory, location) } {
+            let region = region.into_region().expect("nobody else has the region yet");
+            return Err(RegisterError { region: Some(region), cause });
+        }
+        regions.live.push(Arc::clone(&region));
+        drop(regions);
+        Ok(Registered { region, engine: self.clone() })
+    }
+
+    /// Registers memory that something else owns: GPU memory, another engine's pool. The exact same range again is
+    /// counted, and stays registered until it was unregistered as often. `location` is Mooncake's, such as `cuda:0`.
+    ///
+    /// # Safety
+    /// The memory stays mapped until it is unregistered and no peer writes it any more, or the engine is gone. From now
+    /// on any peer may change it at any time: no Rust reference to it may be used while one can.
+    ///
+    /// # Errors
+    /// [`RegisterError`]: an empty or wrapping range, one that overlaps another without being equal to it, or what the
+    /// transport says.
+    pub unsafe fn register_foreign(&self, address: u64, len: u64, location: &str) -> Result<Registered, RegisterError> {
+        let memory = RawMemory { address, len };
+        let refuse = |why: String| {
+            Err(RegisterError {
+                region: None,
+                cause: TransportError { what: format!("registering {memory}"), code: 0, why },
+            })
+        };
+        let Some(end) = address.checked_add(len).filter(|_| len > 0 && address > 0) else {
+            return refuse("the range is empty, starts at address 0 or passes the end of the address space".into());
+        };
+        let mut regions = self.inner.lock_regions();
+        for other in &regions.live {
+            if other.memory == memory && !other.is_own() {
+                region::add_registration(other);
+                return Ok(Registered { region: Arc::clone(other), engine: self.clone() });
+            }
+            if other.memory.address < end && address < other.memory.address + other.memory.len {
+                return refuse(format!("it overlaps {}, which is registered; unregister that first", other.memory));
+            }
+        }
+        // SAFETY: the caller's promise is the one that `register` asks for.
+        if let Err(cause) = unsafe { self.inner.transport.register(memory, location) } {
+            return Err(RegisterError { region: None, cause });
+        }
+        let region = RegionInner::foreign(self.inner.id, memory, location);
+        regions.live.push(Arc::clone(&region));
+        drop(regions);
+        Ok(Registered { region, engine: self.clone() })
+    }
+
+    pub(crate) fn unregister(&self, region: &Arc<RegionInner>) -> Result<(), UnregisterError> {
+        let mut regions = self.inner.lock_regions();
+        let Some(index) = regions.live.iter().position(|live| Arc::ptr_eq(live, region)) else {
+            return Err(UnregisterError::NotRegistered);
+        };
+        region.close().map_err(UnregisterError::Busy)?;
+        if !region::remove_registration(region) {
+            region.reopen();
+            return Ok(());
+        }
+        if let Err(cause) = self.inner.transport.unregister(region.memory) {
+            region::add_registration(region);
+            region.reopen();
+            return Err(cause.into());
+        }
+        let region = regions.live.swap_remove(index);
+        let sealed = region.seal();
+        regions.sealed.push(region);
+        sealed.map_err(UnregisterError::Seal)
+    }
+
+    /// Finds the peer called `name` and makes it ready: the first transfer to it then need not connect. Blocks for at
+    /// most `limit`; the look-up runs on a thread of its own, because the transport may block in it for much longer when
+    /// the peer is stopped. A name that is open already is answered at once with the same handle.
+    ///
+    /// # Errors
+    /// [`OpenError::Limit`] after `limit` (a later call joins the same look-up), or what the transport says.
+    pub fn open_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
+        if let Some(open) = lock(&self.inner.segments).by_name.get(name) {
+            return Ok(open.clone());
+        }
+        self.look_up(name, false, limit)
+    }
+
+    /// Looks a peer up afresh, after it was restarted under the same name. Older handles become stale: entries with them
+    /// are refused, and those that were accepted and not issued fail with `-ESTALE`, instead of going to a wrong place.
+    ///
+    /// # Errors
+    /// As [`open_segment`](Self::open_segment). Older handles are stale even then.
+    pub fn reopen_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
+        if let Some(old) = lock(&self.inner.segments).by_name.remove(name) {
+            old.inner.stale.store(true, Release);
+        }
+        self.look_up(name, true, limit)
+    }
+
+    fn look_up(&self, name: &str, fresh: bool, limit: Duration) -> Result<Segment, OpenError> {
+        let opening = {
+            let mut all = lock(&self.inner.opening);
+            if let Some(running) = all.get(name) {
+                Arc::clone(running)
+            } else {
+                let opening = Arc::new(Opening::default());
+                let helper = Helper { engine: self.clone(), name: name.to_owned(), fresh, opening: Arc::clone(&opening) };
+                thread::spawn("moonring-open", move || helper.run()).map_err(OpenError::Thread)?;
+                all.insert(name.to_owned(), Arc::clone(&opening));
+                opening
+            }
+        };
+        opening.wait(limit).ok_or_else(|| OpenError::Limit { name: name.to_owned(), limit })?.map_err(OpenError::Transport)
+    }
+
+    /// The segment that entries name by `target`.
+    pub(crate) fn segment(&self, target: u32) -> Option<Segment> {
+        lock(&self.inner.segments).by_target.get(&target).cloned()
+    }
+
+    /// True if nobody but the caller's handle keeps the engine.
+    pub(crate) fn is_last(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
+    }
+
+    /// Keeps everything for ever: a transfer could not be stopped and may still touch memory.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(self.clone());
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("name", &self.inner.name).field("transport", &self.inner.transport).finish_non_exhaustive()
+    }
+}
+
+impl EngineInner {
+    fn lock_regions(&self) -> MutexGuard<'_, Regions> {
+        lock(&self.regions)
+    }
+}
+
+impl Drop for EngineInner {
+    fn drop(&mut self) {
+        if self.transport.close().is_err() {
+            // Something may still write there: never give the memory back.
+            let regions = std::mem::take(&mut *self.lock_regions());
+            std::mem::forget(regions);
+        }
+    }
+}
+
+/// Locks, whatever a panicking holder left: every critical section here leaves its data whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A look-up in progress, which any number of callers wait for.
+#[derive(Default)]
+struct Opening {
+    result: Mutex<Option<Result<Segment, TransportError>>>,
+    done: Condvar,
+}
+
+impl Opening {
+    fn wait(&self, limit: Duration) -> Option<Result<Segment, TransportError>> {
+        let end = Instant::now().checked_add(limit);
+        let mut result = lock(&self.result);
+        loop {
+            if let Some(result) = &*result {
+                return Some(result.clone());
+            }
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return None;
+            }
+            result = self.done.wait_timeout(result, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+struct Helper {
+    engine: Engine,
+    name: String,
+    fresh: bool,
+    opening: Arc<Opening>,
+}
+
+impl Helper {
+    fn run(self) {
+        let inner = &self.engine.inner;
+        let result = inner.transport.open(&self.name, self.fresh).map(|target| Segment {
+            inner: Arc::new(SegmentInner { engine: inner.id, name: self.name.clone(), target, stale: AtomicBool::new(false) }),
+        });
+        // In this order, so that a caller finds the segment or the look-up at every moment.
+        if let Ok(segment) = &result {
+            let mut segments = lock(&inner.segments);
+            segments.by_name.insert(self.name.clone(), segment.clone());
+            segments.by_target.insert(segment.inner.target, segment.clone());
+        }
+        lock(&inner.opening).remove(&self.name);
+        *lock(&self.opening.result) = Some(result);
+        self.opening.done.notify_all();
+    }
+}
+
+pub(crate) struct SegmentInner {
+    pub(crate) engine: u64,
+    name: String,
+    pub(crate) target: u32,
+    stale: AtomicBool,
+}
+
+/// A peer that is open. Cheap to clone.
+#[derive(Clone)]
+pub struct Segment {
+    pub(crate) inner: Arc<SegmentInner>,
+}
+
+impl Segment {
+    /// The name it was opened by.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// A place in the peer's memory, by its address there.
+    pub fn at(&self, address: u64) -> Remote {
+        Remote { segment: self.clone(), address }
+    }
+
+    /// A place in a region that the peer has described, checked against it.
+    ///
+    /// # Errors
+    /// [`RangeError`](crate::RangeError) if `offset..offset + len` does not lie inside the region.
+    pub fn slice(&self, info: &RegionInfo, offset: u64, len: u64) -> Result<Remote, crate::RangeError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= info.len => Ok(self.at(info.address + offset)),
+            end => Err(crate::RangeError { start: offset, end: end.unwrap_or(u64::MAX), len: info.len }),
+        }
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.inner.stale.load(Acquire)
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("name", &self.inner.name).field("stale", &self.is_stale()).finish()
+    }
+}
+
+/// The remote side of a transfer: an address in a peer's memory.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    pub(crate) segment: Segment,
+    pub(crate) address: u64,
+}
+
+impl Remote {
+    /// The address in the peer's space.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+/// Memory could not be registered.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct RegisterError {
+    /// The region, unchanged; `None` for foreign memory.
+    pub region: Option<Region>,
+    /// Why.
+    #[source]
+    pub cause: TransportError,
+}
+
+/// A segment could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The limit passed. The look-up goes on; opening the name again joins it.
+    #[error("segment {name:?} was not found within {limit:?}; the peer may be stopped or unreachable")]
+    Limit {
+        /// The segment's name.
+        name: String,
+        /// The limit that passed.
+        limit: Duration,
+    },
+    /// The transport says no.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The helper thread could not be started.
+    #[error("the look-up's thread could not be started: {0}")]
+    Thread(#[source] std::io::Error),
+}

@@ -1,0 +1,236 @@
+//! Fences: things that will have happened.
+//!
+//! A [`Fence`] is a dependency. Attach it to an entry with [`Entry::wait`](crate::Entry::wait) and the transport is not
+//! called for that entry before the fence has signalled. One fence may be attached to any number of entries, of any
+//! number of rings. Where fences come from:
+//!
+//! * [`host`]: a thread says that something is done ([`Signaller::signal`]);
+//! * [`timeline`]: a word that only grows, and [`Timeline::at`] a fence on each value;
+//! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream.
+//!
+//! A fence signals or fails once and stays so. If it fails, the entries that wait for it complete with `-ECANCELED` at
+//! the gate, the cause in [`Cqe::detail`](crate::Cqe::detail), and are never issued.
+
+mod registration;
+mod timeline;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub(crate) use registration::{Inbox, Node, NodeKey, recheck_barrier};
+pub(crate) use timeline::TimelineCell;
+pub use timeline::{BackwardsError, Timeline, TimelineSignaller, timeline};
+
+use crate::code::errno;
+use crate::sync::{AtomicU64, Ordering};
+use registration::Registrations;
+
+/// What is known of a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceStatus {
+    /// It has not happened yet.
+    Pending,
+    /// It has happened.
+    Signalled,
+    /// It will never happen.
+    Failed(Failure),
+}
+
+/// Why a fence failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The positive errno that dependents complete with.
+    pub errno: i32,
+    /// What goes into their completion's `detail`: the root errno as a negative number, or a driver's own number.
+    pub detail: i32,
+}
+
+impl Failure {
+    /// A dependency failed with `root`, a positive errno.
+    pub(crate) fn dependency(root: i32) -> Failure {
+        Failure { errno: errno::ECANCELED, detail: -root }
+    }
+}
+
+const PENDING: u64 = 0;
+const SIGNALLED: u64 = 1;
+const FAILED: u64 = 2;
+
+/// `FenceStatus` in one word: kind in the low two bits, errno in bits 2..32, detail above.
+fn pack(status: FenceStatus) -> u64 {
+    match status {
+        FenceStatus::Pending => PENDING,
+        FenceStatus::Signalled => SIGNALLED,
+        FenceStatus::Failed(f) => FAILED | u64::from((f.errno as u32) << 2) | (u64::from(f.detail as u32) << 32),
+    }
+}
+
+fn unpack(word: u64) -> FenceStatus {
+    match word & 3 {
+        PENDING => FenceStatus::Pending,
+        SIGNALLED => FenceStatus::Signalled,
+        _ => FenceStatus::Failed(Failure { errno: (word as u32 >> 2) as i32, detail: (word >> 32) as i32 }),
+    }
+}
+
+/// A dependency that entries can wait for. Cheap to clone; see the [module](self).
+#[derive(Clone)]
+pub struct Fence(pub(crate) Arc<FenceInner>);
+
+/// A fence that nobody announces: the poller asks it.
+pub(crate) trait Polled: Send + Sync + fmt::Debug {
+    /// Asks once, without blocking. Called from poller threads only, never for two fences of a group at a time by the
+    /// same poller. A panic fails the fence.
+    fn poll(&self) -> FenceStatus;
+
+    /// The key of a group whose members signal in the order of the number beside it, so that only the oldest is asked;
+    /// `None` stands alone.
+    fn group(&self) -> Option<(u64, u64)>;
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// Somebody calls [`FenceInner::settle`].
+    Told,
+    /// A value of a timeline.
+    Point { timeline: Arc<TimelineCell>, value: u64 },
+    /// The poller asks and settles.
+    Polled(Box<dyn Polled>),
+}
+
+#[derive(Debug)]
+pub(crate) struct FenceInner {
+    state: AtomicU64,
+    /// The cores that want to hear of it.
+    pub(crate) registrations: Registrations,
+    pub(crate) kind: Kind,
+}
+
+impl FenceInner {
+    pub(crate) fn new(kind: Kind) -> Arc<FenceInner> {
+        Arc::new(FenceInner { state: AtomicU64::new(PENDING), registrations: Registrations::new(), kind })
+    }
+
+    #[inline]
+    pub(crate) fn status(&self) -> FenceStatus {
+        match &self.kind {
+            Kind::Point { timeline, value } => timeline.status_at(*value),
+            Kind::Told | Kind::Polled(_) => unpack(self.state.load(Ordering::Acquire)),
+        }
+    }
+
+    /// Sets the final state, once, and tells every registered core. Never blocks, allocates nothing.
+    pub(crate) fn settle(&self, status: FenceStatus) {
+        debug_assert!(status != FenceStatus::Pending);
+        // Two pollers may ask a shared event at once: the first answer stands.
+        if self.state.compare_exchange(PENDING, pack(status), Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.registrations.close();
+        }
+    }
+}
+
+impl Fence {
+    pub(crate) fn new(kind: Kind) -> Fence {
+        Fence(FenceInner::new(kind))
+    }
+
+    /// A fence that a poller asks until it answers.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "CUDA events are the polled fences"))]
+    pub(crate) fn polled(polled: Box<dyn Polled>) -> Fence {
+        Fence::new(Kind::Polled(polled))
+    }
+
+    /// What is known now. Never blocks and calls no driver: a CUDA event reads as pending until a poller has seen it
+    /// done, which it does only while an entry waits for it.
+    pub fn status(&self) -> FenceStatus {
+        self.0.status()
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Fence").field(&self.status()).finish()
+    }
+}
+
+/// A new host fence and the one handle that signals it.
+///
+/// ```
+/// use moonring::fence::{self, FenceStatus};
+///
+/// let (signaller, fence) = fence::host();
+/// assert_eq!(fence.status(), FenceStatus::Pending);
+/// signaller.signal();
+/// assert_eq!(fence.status(), FenceStatus::Signalled);
+/// ```
+pub fn host() -> (Signaller, Fence) {
+    let fence = Fence::new(Kind::Told);
+    (Signaller { fence: Some(Arc::clone(&fence.0)) }, fence)
+}
+
+/// Signals one host fence, once. Dropped without a word it fails the fence: its dependents complete with `-ECANCELED`
+/// and `-EOWNERDEAD` as the cause, instead of waiting for ever.
+#[derive(Debug)]
+#[must_use = "dropping a signaller fails the entries that wait for its fence"]
+pub struct Signaller {
+    fence: Option<Arc<FenceInner>>,
+}
+
+impl Signaller {
+    /// It has happened. Everything this thread did before is visible to whatever runs because of it. Never blocks.
+    pub fn signal(mut self) {
+        self.settle(FenceStatus::Signalled);
+    }
+
+    /// It will never happen. `errno`, a positive error number such as 5 for `EIO`, travels to the dependents as the
+    /// cause; a number outside 1..=4095 is taken as `EIO`.
+    pub fn fail(mut self, errno: i32) {
+        let errno = if (1..=4095).contains(&errno) { errno } else { errno::EIO };
+        self.settle(FenceStatus::Failed(Failure::dependency(errno)));
+    }
+
+    fn settle(&mut self, status: FenceStatus) {
+        if let Some(fence) = self.fence.take() {
+            fence.settle(status);
+        }
+    }
+}
+
+impl Drop for Signaller {
+    fn drop(&mut self) {
+        self.settle(FenceStatus::Failed(Failure::dependency(errno::EOWNERDEAD)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_survives_packing() {
+        for status in [
+            FenceStatus::Pending,
+            FenceStatus::Signalled,
+            FenceStatus::Failed(Failure { errno: 125, detail: -130 }),
+            FenceStatus::Failed(Failure { errno: 4095, detail: i32::MIN }),
+            FenceStatus::Failed(Failure { errno: 5, detail: 700 }),
+        ] {
+            assert_eq!(unpack(pack(status)), status);
+        }
+    }
+
+    #[test]
+    fn a_dropped_signaller_fails_its_fence() {
+        let (signaller, fence) = host();
+        drop(signaller);
+        assert_eq!(fence.status(), FenceStatus::Failed(Failure { errno: errno::ECANCELED, detail: -errno::EOWNERDEAD }));
+    }
+
+    #[test]
+    fn the_first_answer_stands() {
+        let (signaller, fence) = host();
+        signaller.fail(7);
+        fence.0.settle(FenceStatus::Signalled);
+        assert_eq!(fence.status(), FenceStatus::Failed(Failure { errno: errno::ECANCELED, detail: -7 }));
+    }
+}

@@ -1,0 +1,231 @@
+//! How a core hears of a fence.
+//!
+//! A core that gates an entry on a fence pushes one [`Node`] of its own on the fence's list, once, however many entries
+//! wait. Whoever settles the fence closes the list and moves each node to the stack in its core's [`Inbox`], then rings
+//! the core's doorbell. Nodes are allocated by the core, so signalling allocates nothing and cannot fail.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::doorbell::Doorbell;
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+
+/// One core's interest in one fence or timeline. Shared by the core and by whichever list it is on.
+#[derive(Debug)]
+pub(crate) struct Node {
+    inbox: Arc<Inbox>,
+    /// The core's own name for it.
+    pub(crate) key: NodeKey,
+    /// Next on the fence's or timeline's list. Written before the node is published there, constant after.
+    listed_next: UnsafeCell<*const Node>,
+    /// Next on the inbox's stack.
+    fired_next: AtomicPtr<Node>,
+    /// On the inbox's stack already.
+    fired: AtomicBool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeKey {
+    Fence(u32),
+    Timeline(u32),
+}
+
+// SAFETY: `listed_next` is written only before the node is published by a Release operation, see `Registrations::add`.
+unsafe impl Sync for Node {}
+// SAFETY: the raw pointers are nodes kept alive by their own counts; everything else is Send.
+unsafe impl Send for Node {}
+
+impl Node {
+    pub(crate) fn new(inbox: Arc<Inbox>, key: NodeKey) -> Arc<Node> {
+        Arc::new(Node {
+            inbox,
+            key,
+            listed_next: UnsafeCell::new(ptr::null()),
+            fired_next: AtomicPtr::new(ptr::null_mut()),
+            fired: AtomicBool::new(false),
+        })
+    }
+}
+
+/// The end of a list that takes no more nodes. Never dereferenced.
+fn closed() -> *mut Node {
+    ptr::without_provenance_mut(1)
+}
+
+/// The nodes that want to hear of one fence or timeline.
+#[derive(Debug)]
+pub(crate) struct Registrations {
+    /// Owns one count of each node on it; [`closed`] once the fence is settled.
+    head: AtomicPtr<Node>,
+    /// The first core that registered and its key for it, so that the common case needs no map: core above, key + 1
+    /// below, 0 for none.
+    first: AtomicU64,
+}
+
+impl Registrations {
+    pub(crate) fn new() -> Registrations {
+        Registrations { head: AtomicPtr::new(ptr::null_mut()), first: AtomicU64::new(0) }
+    }
+
+    /// Adds a node; false if the list is closed: the state is final and can be read.
+    pub(crate) fn add(&self, node: &Arc<Node>) -> bool {
+        let raw = Arc::into_raw(Arc::clone(node)).cast_mut();
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            if head == closed() {
+                // SAFETY: `raw` came from `into_raw` above and was not published.
+                drop(unsafe { Arc::from_raw(raw) });
+                return false;
+            }
+            // SAFETY: nobody else reads the field before the exchange below publishes the node.
+            unsafe { *node.listed_next.get() = head };
+            // AcqRel: publishes the node; sees the nodes pushed before.
+            match self.head.compare_exchange_weak(head, raw, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// The key under which `core` registered, if it was the first to.
+    #[inline]
+    pub(crate) fn first_key(&self, core: u32) -> Option<u32> {
+        let word = self.first.load(Ordering::Relaxed);
+        ((word >> 32) as u32 == core && word as u32 != 0).then(|| word as u32 - 1)
+    }
+
+    /// Takes the place of the first core; false if another core has it. Core numbers start at 1.
+    pub(crate) fn claim_first(&self, core: u32, key: u32) -> bool {
+        let word = (u64::from(core) << 32) | u64::from(key + 1);
+        self.first.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Closes the list and hands every node to its core.
+    pub(crate) fn close(&self) {
+        let mut next = self.head.swap(closed(), Ordering::AcqRel);
+        while !next.is_null() && next != closed() {
+            // SAFETY: the list owned this count, and the swap gave the list to us.
+            let node = unsafe { Arc::from_raw(next) };
+            // SAFETY: constant since the node was published, which the swap acquired. Read before the core can have it.
+            next = unsafe { *node.listed_next.get() }.cast_mut();
+            Inbox::fire(node);
+        }
+    }
+
+    /// Tells every core, and keeps the list: a timeline fires many times.
+    ///
+    /// The caller has stored the new value. A core adds its node, calls [`recheck_barrier`] and reads the value again:
+    /// with a barrier on both sides either this walk finds the node or the core finds the value.
+    pub(crate) fn fire_all(&self) {
+        fence(Ordering::SeqCst);
+        let mut next = self.head.load(Ordering::Acquire);
+        while !next.is_null() && next != closed() {
+            // SAFETY: the list keeps the node alive while it is on it; a timeline's list is only taken apart by `drop`.
+            let node = unsafe { &*next };
+            // AcqRel, and before the core's `false` in `take_fired`: a value stored before this is seen by the core that
+            // either finds the node on its stack or takes it afterwards.
+            if !node.fired.swap(true, Ordering::AcqRel) {
+                // SAFETY: `next` is a live `Arc` allocation; the new count is given to the stack.
+                let node = unsafe {
+                    Arc::increment_strong_count(next);
+                    Arc::from_raw(next)
+                };
+                Inbox::push(node);
+            }
+            // SAFETY: constant since the node was published.
+            next = unsafe { *node.listed_next.get() }.cast_mut();
+        }
+    }
+}
+
+/// The core's half of the barrier in [`Registrations::fire_all`]: between adding a node and reading the value again.
+pub(crate) fn recheck_barrier() {
+    fence(Ordering::SeqCst);
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        let mut next = *self.head.get_mut();
+        while !next.is_null() && next != closed() {
+            // SAFETY: the list owned this count; `&mut self`: nobody else walks it.
+            let node = unsafe { Arc::from_raw(next) };
+            // SAFETY: constant since the node was published.
+            next = unsafe { *node.listed_next.get() }.cast_mut();
+        }
+    }
+}
+
+/// Where a core hears from other threads about fences: a stack of fired nodes and the doorbell.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    /// Owns one count of each node on it; [`closed`] when the core is gone.
+    stack: AtomicPtr<Node>,
+    pub(crate) doorbell: Arc<Doorbell>,
+}
+
+impl Inbox {
+    pub(crate) fn new(doorbell: Arc<Doorbell>) -> Arc<Inbox> {
+        Arc::new(Inbox { stack: AtomicPtr::new(ptr::null_mut()), doorbell })
+    }
+
+    /// Hands a node that is on no list any more to its core.
+    fn fire(node: Arc<Node>) {
+        if !node.fired.swap(true, Ordering::AcqRel) {
+            Inbox::push(node);
+        }
+    }
+
+    fn push(node: Arc<Node>) {
+        let inbox = Arc::clone(&node.inbox);
+        let raw = Arc::into_raw(node).cast_mut();
+        let mut head = inbox.stack.load(Ordering::Relaxed);
+        loop {
+            if head == closed() {
+                // SAFETY: `raw` came from `into_raw` above and was not published.
+                drop(unsafe { Arc::from_raw(raw) });
+                return;
+            }
+            // SAFETY: we own a count of `raw`.
+            unsafe { &*raw }.fired_next.store(head, Ordering::Relaxed);
+            // Release: publishes `fired_next` and everything before the signal.
+            match inbox.stack.compare_exchange_weak(head, raw, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => head = now,
+            }
+        }
+        inbox.doorbell.ring_always();
+    }
+
+    /// True if nodes wait to be taken.
+    #[inline]
+    pub(crate) fn has_fired(&self) -> bool {
+        !self.stack.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Takes every fired node, newest first.
+    pub(crate) fn take_fired(&self, mut each: impl FnMut(Arc<Node>)) {
+        self.drain(ptr::null_mut(), &mut each);
+    }
+
+    /// Takes nothing from now on: the core is gone.
+    pub(crate) fn close(&self) {
+        self.drain(closed(), &mut drop);
+    }
+
+    fn drain(&self, leave: *mut Node, each: &mut dyn FnMut(Arc<Node>)) {
+        if self.stack.load(Ordering::Relaxed) == closed() {
+            return;
+        }
+        let mut next = self.stack.swap(leave, Ordering::AcqRel);
+        while !next.is_null() {
+            // SAFETY: the stack owned this count, and the swap gave the stack to us.
+            let node = unsafe { Arc::from_raw(next) };
+            next = node.fired_next.load(Ordering::Relaxed);
+            // From here the node can be fired again. AcqRel: a timeline's value that is stored after this fires anew, one
+            // stored before is read by the core after this.
+            node.fired.swap(false, Ordering::AcqRel);
+            each(node);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The index ring under both queues: one producer, one consumer, positions that only grow.
+//!
+//! Each side keeps its own position and a copy of the other's, so that it touches the shared words once per batch and
+//! not once per entry. A written entry is invisible until [`Producer::publish`]; a read one keeps its place until
+//! [`Consumer::release`].
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+
+struct Shared<T> {
+    /// First position that the consumer has not released.
+    head: CachePadded<AtomicU64>,
+    /// First position that the producer has not published.
+    tail: CachePadded<AtomicU64>,
+    /// A power of two of places; position `p` lives in place `p & (len - 1)`.
+    places: Box<[UnsafeCell<MaybeUninit<T>>]>,
+}
+
+// SAFETY: a place is written only by the producer while its position is outside `head..tail`, and read only by the
+// consumer while inside; `tail` is published with Release and read with Acquire, `head` likewise.
+unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: as above; the places hold `T: Send`.
+unsafe impl<T: Send> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    #[inline]
+    fn place(&self, position: u64) -> &UnsafeCell<MaybeUninit<T>> {
+        let index = position as usize & (self.places.len() - 1);
+        // SAFETY: `len` is a power of two, so the mask keeps the index below it.
+        unsafe { self.places.get_unchecked(index) }
+    }
+}
+
+/// A ring of at least `entries` places, rounded up to a power of two. `T: Copy` keeps unread entries from needing a drop.
+pub(crate) fn ring<T: Copy + Send>(entries: usize) -> (Producer<T>, Consumer<T>) {
+    let len = entries.next_power_of_two();
+    let shared = Arc::new(Shared {
+        head: CachePadded::new(AtomicU64::new(0)),
+        tail: CachePadded::new(AtomicU64::new(0)),
+        places: (0..len).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+    });
+    (
+        Producer { shared: Arc::clone(&shared), tail: 0, published: 0, head: 0 },
+        Consumer { shared, head: 0, released: 0, tail: 0 },
+    )
+}
+
+pub(crate) struct Producer<T> {
+    shared: Arc<Shared<T>>,
+    /// Next position to write; `published..tail` is written and not yet visible.
+    tail: u64,
+    published: u64,
+    /// The consumer's head as last seen.
+    head: u64,
+}
+
+impl<T: Copy + Send> Producer<T> {
+    pub(crate) fn capacity(&self) -> usize {
+        self.shared.places.len()
+    }
+
+    /// Free places, looking at the consumer's position only when the copy of it shows none.
+    #[inline]
+    pub(crate) fn room(&mut self) -> usize {
+        let len = self.capacity() as u64;
+        if self.tail - self.head >= len {
+            self.head = self.shared.head.load(Ordering::Acquire);
+        }
+        (len - (self.tail - self.head)) as usize
+    }
+
+    /// Writes the next entry, unpublished; gives it back when the ring is full.
+    #[inline]
+    pub(crate) fn write(&mut self, value: T) -> Result<(), T> {
+        if self.room() == 0 {
+            return Err(value);
+        }
+        write_place(self.shared.place(self.tail), value);
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// Entries written and not yet published.
+    #[inline]
+    pub(crate) fn unpublished(&self) -> usize {
+        (self.tail - self.published) as usize
+    }
+
+    /// The position after the last published entry.
+    #[inline]
+    pub(crate) fn published(&self) -> u64 {
+        self.published
+    }
+
+    /// Makes everything written visible to the consumer at once.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> usize {
+        let count = self.unpublished();
+        if count > 0 {
+            self.published = self.tail;
+            self.shared.tail.store(self.tail, Ordering::Release);
+        }
+        count
+    }
+
+    /// Takes back what was written and not published, newest first.
+    pub(crate) fn unwrite(&mut self) -> Option<T> {
+        if self.tail == self.published {
+            return None;
+        }
+        self.tail -= 1;
+        // The place was written by `write` and never published, so it is initialised and still ours.
+        Some(read_place(self.shared.place(self.tail)))
+    }
+}
+
+pub(crate) struct Consumer<T> {
+    shared: Arc<Shared<T>>,
+    /// Next position to read; `released..head` is read and still holds its place.
+    head: u64,
+    released: u64,
+    /// The producer's tail as last seen.
+    tail: u64,
+}
+
+impl<T: Copy + Send> Consumer<T> {
+    /// The next entry, looking at the producer's position only when the copy of it shows none.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<T> {
+        if self.head == self.tail {
+            self.tail = self.shared.tail.load(Ordering::Acquire);
+            if self.head == self.tail {
+                return None;
+            }
+        }
+        let value = read_place(self.shared.place(self.head));
+        self.head += 1;
+        Some(value)
+    }
+
+    /// Gives the places of everything read back to the producer.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        if self.released != self.head {
+            self.released = self.head;
+            self.shared.head.store(self.head, Ordering::Release);
+        }
+    }
+
+    /// Entries published and not read, by a fresh look.
+    pub(crate) fn ready(&self) -> usize {
+        (self.shared.tail.load(Ordering::Acquire) - self.head) as usize
+    }
+
+    /// The position of the next entry to read.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.head
+    }
+
+    pub(crate) fn watch(&self) -> Watch<T> {
+        Watch { shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// Sees whether a ring holds unread entries, from any thread.
+pub(crate) struct Watch<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Watch<T> {
+    /// Entries published and not released.
+    pub(crate) fn ready(&self) -> usize {
+        // Head first: read the other way round, entries published and released in between would count negative.
+        let head = self.shared.head.load(Ordering::Acquire);
+        (self.shared.tail.load(Ordering::Acquire) - head) as usize
+    }
+}
+
+#[cfg(not(loom))]
+#[inline]
+fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
+    // SAFETY: only the producer calls this, for a position outside `head..tail`, which the consumer does not touch.
+    unsafe { (*place.get()).write(value) };
+}
+
+#[cfg(not(loom))]
+#[inline]
+fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
+    // SAFETY: callers read positions that were written, and that nobody writes until they are released.
+    unsafe { (*place.get()).assume_init_read() }
+}
+
+#[cfg(loom)]
+fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
+    // SAFETY: as without loom, which checks it here.
+    place.with_mut(|place| unsafe { (*place).write(value) });
+}
+
+#[cfg(loom)]
+fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
+    // SAFETY: as without loom, which checks it here.
+    place.with(|place| unsafe { (*place).assume_init_read() })
+}
+
+impl<T> fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer").field("tail", &self.tail).field("published", &self.published).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Consumer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer").field("head", &self.head).field("released", &self.released).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Watch<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
