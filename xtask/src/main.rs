@@ -1,2 +1,60 @@
-//! moonring project commands.
-fn main() {}
+//! moonring's project commands: `cargo xtask <command>`.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod command;
+mod demo;
+mod pins;
+mod setup;
+mod system;
+mod test;
+mod wheel;
+
+/// moonring's project commands
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Fetch a real Mooncake and the system libraries it needs; does nothing when they are there
+    Setup,
+    /// Set up, then run the ring demo
+    #[command(disable_help_flag = true)]
+    Demo {
+        /// Arguments of the demo, such as --json or --help
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Set up, then run every test of the workspace and print the totals
+    Test {
+        /// Arguments of the test programs, such as a part of a test's name or --nocapture
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Task::Setup => setup::setup().map(|()| ExitCode::SUCCESS),
+        Task::Demo { args } => demo::demo(&args),
+        Task::Test { args } => test::test(&args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// The folder of the workspace, whatever the current one is.
+fn project_root() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}
