@@ -8,9 +8,7 @@ use anyhow::{Context, Result, bail};
 /// Runs `command` to its end with its standard output sent to standard error.
 pub fn run(command: &mut Command) -> Result<()> {
     command.stdin(Stdio::null()).stdout(io::stderr());
-    let status = command
-        .status()
-        .with_context(|| format!("could not start `{}`", shown(command)))?;
+    let status = command.status().with_context(|| format!("could not start `{}`", shown(command)))?;
     if !status.success() {
         bail!("`{}` ended with {status}", shown(command));
     }
@@ -27,8 +25,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     if !output.status.success() {
         bail!("`{}` ended with {}", shown(command), output.status);
     }
-    String::from_utf8(output.stdout)
-        .with_context(|| format!("`{}` wrote something that is not UTF-8", shown(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("`{}` wrote something that is not UTF-8", shown(command)))
 }
 
 /// Whether `command` starts and ends well; it stays silent.

@@ -13,23 +13,12 @@ pub fn demo(args: &[OsString]) -> Result<ExitCode> {
         setup::setup()?;
     }
     let status = command::cargo()
-        .args([
-            "run",
-            "--release",
-            "--package",
-            "moonring",
-            "--example",
-            "ring_demo",
-            "--",
-        ])
+        .args(["run", "--release", "--package", "moonring", "--example", "ring_demo", "--"])
         .args(args)
         .status()
         .context("could not start cargo")?;
     // Killed by a signal: no exit code to hand on.
-    let code = status
-        .code()
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(1);
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
 }
 
@@ -37,9 +26,7 @@ pub fn demo(args: &[OsString]) -> Result<ExitCode> {
 fn needs_setup(args: &[OsString]) -> bool {
     let asks_help = args.iter().any(|arg| arg == "--help" || arg == "-h");
     let loopback = args.iter().any(|arg| arg == "--transport=loopback")
-        || args
-            .windows(2)
-            .any(|pair| pair[0] == "--transport" && pair[1] == "loopback");
+        || args.windows(2).any(|pair| pair[0] == "--transport" && pair[1] == "loopback");
     !asks_help && !loopback
 }
 
@@ -49,14 +36,7 @@ mod tests {
 
     #[test]
     fn only_a_real_engine_needs_setup() {
-        let needs = |line: &str| {
-            needs_setup(
-                &line
-                    .split_whitespace()
-                    .map(OsString::from)
-                    .collect::<Vec<_>>(),
-            )
-        };
+        let needs = |line: &str| needs_setup(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>());
         assert!(needs(""));
         assert!(needs("--json --steps 5"));
         assert!(needs("--transport mooncake-tcp"));

@@ -49,20 +49,14 @@ fn parse_requirement(line: &str) -> Result<Pin> {
         .with_context(|| format!("`{package}` names no exact version: write `name==version`"))?;
     let hashes = words
         .map(|word| match word.strip_prefix("--hash=") {
-            Some(hash) if hash.starts_with("sha256:") && hash.len() == "sha256:".len() + 64 => {
-                Ok(hash.to_owned())
-            }
+            Some(hash) if hash.starts_with("sha256:") && hash.len() == "sha256:".len() + 64 => Ok(hash.to_owned()),
             _ => bail!("`{word}` of {package} is no `--hash=sha256:` with 64 hex digits"),
         })
         .collect::<Result<Vec<_>>>()?;
     if hashes.is_empty() {
         bail!("{package} has no hash: add `--hash=sha256:...`");
     }
-    Ok(Pin {
-        name: name.to_owned(),
-        version: version.to_owned(),
-        hashes,
-    })
+    Ok(Pin { name: name.to_owned(), version: version.to_owned(), hashes })
 }
 
 #[cfg(test)]
@@ -91,11 +85,7 @@ mod tests {
 
     #[test]
     fn a_requirement_line_reads_back_as_itself() {
-        let pin = Pin {
-            name: "a".into(),
-            version: "1".into(),
-            hashes: vec![hash("0"), hash("f")],
-        };
+        let pin = Pin { name: "a".into(), version: "1".into(), hashes: vec![hash("0"), hash("f")] };
         assert_eq!(parse(&pin.requirement()).unwrap(), [pin]);
     }
 

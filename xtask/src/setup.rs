@@ -19,35 +19,24 @@ use crate::{system, wheel};
 pub fn setup() -> Result<()> {
     let arch = std::env::consts::ARCH;
     if !cfg!(target_os = "linux") || !matches!(arch, "x86_64" | "aarch64") {
-        bail!(
-            "Mooncake's wheels exist for Linux on x86_64 and aarch64, not for {} on {arch}",
-            std::env::consts::OS
-        );
+        bail!("Mooncake's wheels exist for Linux on x86_64 and aarch64, not for {} on {arch}", std::env::consts::OS);
     }
     let home = crate::project_root().join(".mooncake");
     fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
     // Two set-ups at once would unpack into each other's scratch folder. The lock ends with the process.
     let path = home.join("lock");
     let lock = File::create(&path).with_context(|| format!("could not make {}", path.display()))?;
-    lock.lock()
-        .with_context(|| format!("could not lock {}", path.display()))?;
+    lock.lock().with_context(|| format!("could not lock {}", path.display()))?;
     make(&home, "wheel", &["mooncake-transfer-engine-non-cuda"])?;
     if has_cuda_driver() {
-        make(
-            &home,
-            "wheel-cuda",
-            &["mooncake-transfer-engine", "nvidia-cuda-runtime-cu12"],
-        )?;
+        make(&home, "wheel-cuda", &["mooncake-transfer-engine", "nvidia-cuda-runtime-cu12"])?;
     }
     Ok(())
 }
 
 fn make(home: &Path, name: &str, packages: &[&str]) -> Result<()> {
     let folder = home.join(name);
-    let pins = packages
-        .iter()
-        .map(|name| Pin::find(name))
-        .collect::<Result<Vec<_>>>()?;
+    let pins = packages.iter().map(|name| Pin::find(name)).collect::<Result<Vec<_>>>()?;
     let scratch = home.join("tmp");
     if scratch.exists() {
         fs::remove_dir_all(&scratch)?;
@@ -57,11 +46,7 @@ fn make(home: &Path, name: &str, packages: &[&str]) -> Result<()> {
     let linked = system::ensure(&folder, home, &scratch)?;
     fs::remove_dir_all(&scratch)?;
     if fetched || linked {
-        eprintln!(
-            "Mooncake {} is set up in {}",
-            pins[0].version,
-            folder.display()
-        );
+        eprintln!("Mooncake {} is set up in {}", pins[0].version, folder.display());
     }
     Ok(())
 }

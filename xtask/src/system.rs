@@ -24,10 +24,7 @@ pub fn ensure(wheel: &Path, home: &Path, scratch: &Path) -> Result<bool> {
     }
     // An earlier set-up may have unpacked them already.
     let unpacked = home.join("lib");
-    link(
-        &[unpacked.clone(), wheel.join("nvidia/cuda_runtime/lib")],
-        wheel,
-    )?;
+    link(&[unpacked.clone(), wheel.join("nvidia/cuda_runtime/lib")], wheel)?;
     let missed = missing(wheel)?;
     if missed.is_empty() {
         return Ok(true);
@@ -38,10 +35,7 @@ pub fn ensure(wheel: &Path, home: &Path, scratch: &Path) -> Result<bool> {
         install(&packages)?;
     } else if has_apt() {
         unpack_packages(&packages, &unpacked, scratch).with_context(|| {
-            format!(
-                "could not fetch them without root; as root: apt-get install {}",
-                packages.join(" ")
-            )
+            format!("could not fetch them without root; as root: apt-get install {}", packages.join(" "))
         })?;
         link(&[unpacked], wheel)?;
     } else {
@@ -67,19 +61,12 @@ pub fn ensure(wheel: &Path, home: &Path, scratch: &Path) -> Result<bool> {
 pub fn install(packages: &[&str]) -> Result<()> {
     let apt = || {
         let mut apt = Command::new("apt-get");
-        apt.args(["-q", "-o", "DPkg::Lock::Timeout=120"])
-            .env("DEBIAN_FRONTEND", "noninteractive");
+        apt.args(["-q", "-o", "DPkg::Lock::Timeout=120"]).env("DEBIAN_FRONTEND", "noninteractive");
         apt
     };
     eprintln!("installing {}", packages.join(" "));
     command::run(apt().arg("update"))
-        .and_then(|()| {
-            command::run(
-                apt()
-                    .args(["install", "-y", "--no-install-recommends"])
-                    .args(packages),
-            )
-        })
+        .and_then(|()| command::run(apt().args(["install", "-y", "--no-install-recommends"]).args(packages)))
         .with_context(|| format!("apt could not install {}", packages.join(", ")))
 }
 
@@ -97,10 +84,8 @@ fn missing(wheel: &Path) -> Result<BTreeSet<String>> {
     let mut all = BTreeSet::new();
     for name in ["engine.so", "store.so", "mooncake_master"] {
         let mut ldd = Command::new("ldd");
-        ldd.arg(wheel.join("mooncake").join(name))
-            .env("LC_ALL", "C");
-        let report = command::output(&mut ldd)
-            .context("ldd (Debian: libc-bin) is needed to see what is missing")?;
+        ldd.arg(wheel.join("mooncake").join(name)).env("LC_ALL", "C");
+        let report = command::output(&mut ldd).context("ldd (Debian: libc-bin) is needed to see what is missing")?;
         all.extend(not_found(&report)?);
     }
     Ok(all)
@@ -139,16 +124,8 @@ fn packages(libraries: &BTreeSet<String>) -> Result<Vec<&'static str>> {
 fn unpack_packages(packages: &[&str], to: &Path, scratch: &Path) -> Result<()> {
     // apt's own lists belong to root and are empty in most containers: use lists of our own.
     let apt_home = scratch.join("apt");
-    let (lists, cache, debs) = (
-        apt_home.join("lists"),
-        apt_home.join("cache"),
-        scratch.join("deb"),
-    );
-    for dir in [
-        lists.join("partial"),
-        cache.join("archives/partial"),
-        debs.clone(),
-    ] {
+    let (lists, cache, debs) = (apt_home.join("lists"), apt_home.join("cache"), scratch.join("deb"));
+    for dir in [lists.join("partial"), cache.join("archives/partial"), debs.clone()] {
         fs::create_dir_all(dir)?;
     }
     let apt = || {
@@ -161,29 +138,17 @@ fn unpack_packages(packages: &[&str], to: &Path, scratch: &Path) -> Result<()> {
         apt
     };
     command::run(apt().arg("update"))?;
-    let plan = command::output(
-        apt()
-            .args(["install", "--simulate", "--no-install-recommends"])
-            .args(packages),
-    )?;
+    let plan = command::output(apt().args(["install", "--simulate", "--no-install-recommends"]).args(packages))?;
     let names = planned(&plan);
     if names.is_empty() {
-        bail!(
-            "apt says that {} are installed, but the loader does not find their libraries",
-            packages.join(", ")
-        );
+        bail!("apt says that {} are installed, but the loader does not find their libraries", packages.join(", "));
     }
     eprintln!("unpacking {} into {}", names.join(" "), to.display());
     command::run(apt().arg("download").args(names))?;
 
     let root = scratch.join("root");
     for deb in entries(&debs)? {
-        command::run(
-            Command::new("dpkg-deb")
-                .arg("--extract")
-                .arg(deb)
-                .arg(&root),
-        )?;
+        command::run(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(&root))?;
     }
     let arch = std::env::consts::ARCH;
     fs::create_dir_all(to)?;
@@ -203,9 +168,7 @@ fn unpack_packages(packages: &[&str], to: &Path, scratch: &Path) -> Result<()> {
 
 /// The packages that a simulated install would add.
 fn planned(plan: &str) -> Vec<&str> {
-    plan.lines()
-        .filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next())
-        .collect()
+    plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next()).collect()
 }
 
 /// Links every library of `folders` into the folder that the wheel's binaries have in their run path.
@@ -214,13 +177,7 @@ fn link(folders: &[PathBuf], wheel: &Path) -> Result<()> {
         .into_iter()
         .find(|path| path.extension() == Some(OsStr::new("libs")))
         .with_context(|| format!("{} has no *.libs folder", wheel.display()))?;
-    for library in folders
-        .iter()
-        .map(|folder| entries(folder))
-        .collect::<Result<Vec<_>>>()?
-        .iter()
-        .flatten()
-    {
+    for library in folders.iter().map(|folder| entries(folder)).collect::<Result<Vec<_>>>()?.iter().flatten() {
         let Some(name) = library.file_name().filter(|_| is_library(library)) else {
             continue;
         };
@@ -229,18 +186,14 @@ fn link(folders: &[PathBuf], wheel: &Path) -> Result<()> {
             fs::remove_file(&link)?;
         }
         if !link.exists() {
-            symlink(library, &link)
-                .with_context(|| format!("could not make {}", link.display()))?;
+            symlink(library, &link).with_context(|| format!("could not make {}", link.display()))?;
         }
     }
     Ok(())
 }
 
 fn is_library(path: &Path) -> bool {
-    path.is_file()
-        && path
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().contains(".so."))
+    path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().contains(".so."))
 }
 
 /// What is in a folder; nothing if there is none.
@@ -248,17 +201,11 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
     }
-    fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect()
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
 }
 
 fn list(names: &BTreeSet<String>) -> String {
-    names
-        .iter()
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(", ")
+    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -269,22 +216,10 @@ mod tests {
     fn reads_what_ldd_prints() {
         let report = "\tlinux-vdso.so.1 (0x00007ff)\n\tlibibverbs.so.1 => not found\n\
                       \tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\tlibnuma.so.1 => not found\n";
-        assert_eq!(
-            not_found(report).unwrap(),
-            ["libibverbs.so.1", "libnuma.so.1"]
-        );
-        assert!(
-            not_found("\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n")
-                .unwrap()
-                .is_empty()
-        );
+        assert_eq!(not_found(report).unwrap(), ["libibverbs.so.1", "libnuma.so.1"]);
+        assert!(not_found("\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n").unwrap().is_empty());
         let old = "./x: /lib/libc.so.6: version `GLIBC_2.99' not found (required by ./x)\n";
-        assert!(
-            not_found(old)
-                .unwrap_err()
-                .to_string()
-                .contains("GLIBC_2.99")
-        );
+        assert!(not_found(old).unwrap_err().to_string().contains("GLIBC_2.99"));
     }
 
     #[test]
@@ -292,12 +227,7 @@ mod tests {
         let known = BTreeSet::from(["libcurl.so.4".to_owned(), "libmlx5.so.1".to_owned()]);
         assert_eq!(packages(&known).unwrap(), ["libcurl4", "ibverbs-providers"]);
         let unknown = BTreeSet::from(["libfoo.so.1".to_owned()]);
-        assert!(
-            packages(&unknown)
-                .unwrap_err()
-                .to_string()
-                .contains("libfoo.so.1")
-        );
+        assert!(packages(&unknown).unwrap_err().to_string().contains("libfoo.so.1"));
     }
 
     #[test]
@@ -324,10 +254,7 @@ mod tests {
         let absent = folder.path().join("absent");
         for _ in 0..2 {
             link(&[lib.clone(), absent.clone()], &wheel).unwrap();
-            assert_eq!(
-                fs::read_to_string(libs.join("libnuma.so.1")).unwrap(),
-                "new"
-            );
+            assert_eq!(fs::read_to_string(libs.join("libnuma.so.1")).unwrap(), "new");
             assert_eq!(fs::read_to_string(libs.join("libown.so.1")).unwrap(), "own");
             assert!(!libs.join("readme.txt").exists());
         }

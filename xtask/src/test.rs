@@ -30,36 +30,21 @@ pub fn test(args: &[OsString]) -> Result<ExitCode> {
         eprintln!("error: no test ran");
     }
     println!("{totals}");
-    Ok(if good && totals.is_good() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if good && totals.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What is run, in this order. Each step is a cargo command whose test programs print libtest's results.
 fn steps(args: &[OsString]) -> Vec<Command> {
     // The workspace's own tests and the documentation's examples, those that need set-up among them.
     let mut everything = command::cargo();
-    everything
-        .args([
-            "test",
-            "--workspace",
-            "--all-features",
-            "--no-fail-fast",
-            "--",
-            "--include-ignored",
-        ])
-        .args(args);
+    everything.args(["test", "--workspace", "--all-features", "--no-fail-fast", "--", "--include-ignored"]).args(args);
     vec![everything]
 }
 
 /// Runs one step, passes its output on to `out` line by line, and counts.
 fn run(step: &mut Command, out: &mut impl Write) -> Result<(Totals, bool)> {
-    let mut child = step
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("could not start `{}`", command::shown(step)))?;
+    let mut child =
+        step.stdout(Stdio::piped()).spawn().with_context(|| format!("could not start `{}`", command::shown(step)))?;
     let mut totals = Totals::default();
     if let Some(stdout) = child.stdout.take() {
         let mut lines = BufReader::new(stdout);
@@ -104,11 +89,7 @@ impl AddAssign for Totals {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} passed, {} failed, {} ignored",
-            self.passed, self.failed, self.ignored
-        )
+        write!(f, "{} passed, {} failed, {} ignored", self.passed, self.failed, self.ignored)
     }
 }
 
@@ -137,23 +118,9 @@ mod tests {
     #[test]
     fn reads_the_results_of_test_programs() {
         let line = "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.00s\n";
-        assert_eq!(
-            parse(line),
-            Some(Totals {
-                passed: 3,
-                failed: 0,
-                ignored: 1
-            })
-        );
+        assert_eq!(parse(line), Some(Totals { passed: 3, failed: 0, ignored: 1 }));
         let line = "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.25s";
-        assert_eq!(
-            parse(line),
-            Some(Totals {
-                passed: 10,
-                failed: 2,
-                ignored: 0
-            })
-        );
+        assert_eq!(parse(line), Some(Totals { passed: 10, failed: 2, ignored: 0 }));
     }
 
     #[test]
@@ -174,28 +141,11 @@ mod tests {
     fn sums_and_judges() {
         let mut totals = Totals::default();
         assert!(!totals.is_good(), "nothing ran");
-        totals += Totals {
-            passed: 2,
-            failed: 0,
-            ignored: 0,
-        };
-        totals += Totals {
-            passed: 3,
-            failed: 0,
-            ignored: 0,
-        };
+        totals += Totals { passed: 2, failed: 0, ignored: 0 };
+        totals += Totals { passed: 3, failed: 0, ignored: 0 };
         assert!(totals.is_good());
         assert_eq!(totals.to_string(), "5 passed, 0 failed, 0 ignored");
-        for bad in [
-            Totals {
-                ignored: 1,
-                ..totals
-            },
-            Totals {
-                failed: 1,
-                ..totals
-            },
-        ] {
+        for bad in [Totals { ignored: 1, ..totals }, Totals { failed: 1, ..totals }] {
             assert!(!bad.is_good());
         }
     }
@@ -204,11 +154,7 @@ mod tests {
     fn a_step_is_counted_and_its_failure_noticed() {
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured'; printf '\\377\\n'; \
                       echo 'test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured'";
-        let totals = Totals {
-            passed: 3,
-            failed: 0,
-            ignored: 0,
-        };
+        let totals = Totals { passed: 3, failed: 0, ignored: 0 };
         let mut shown = Vec::new();
         let mut shell = |script| run(Command::new("sh").args(["-c", script]), &mut shown).unwrap();
         assert_eq!(shell(script), (totals, true));

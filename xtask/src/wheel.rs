@@ -50,8 +50,7 @@ pub fn ensure(folder: &Path, pins: &[Pin], scratch: &Path) -> Result<bool> {
     if folder.exists() {
         fs::rename(folder, scratch.join("replaced"))?;
     }
-    fs::rename(&unpacked, folder)
-        .with_context(|| format!("could not make {}", folder.display()))?;
+    fs::rename(&unpacked, folder).with_context(|| format!("could not make {}", folder.display()))?;
     Ok(true)
 }
 
@@ -65,12 +64,8 @@ fn check(folder: &Path, stamp: &str) -> Result<()> {
     let mut records = 0;
     for entry in fs::read_dir(folder)? {
         let record = entry?.path().join("RECORD");
-        if record
-            .parent()
-            .is_some_and(|dir| dir.extension().is_some_and(|e| e == "dist-info"))
-        {
-            let text =
-                fs::read_to_string(&record).with_context(|| format!("no {}", record.display()))?;
+        if record.parent().is_some_and(|dir| dir.extension().is_some_and(|e| e == "dist-info")) {
+            let text = fs::read_to_string(&record).with_context(|| format!("no {}", record.display()))?;
             check_record(folder, &text)?;
             records += 1;
         }
@@ -91,17 +86,12 @@ fn check_record(folder: &Path, record: &str) -> Result<()> {
         let (size, _hash, name) = (fields.next(), fields.next(), fields.next());
         let name = name.with_context(|| format!("`{line}` is no line of a RECORD"))?;
         let path = folder.join(name.trim_matches('"'));
-        let found =
-            fs::metadata(&path).with_context(|| format!("{} is missing", path.display()))?;
+        let found = fs::metadata(&path).with_context(|| format!("{} is missing", path.display()))?;
         // RECORD lists itself, without a size.
         if let Some(size) = size.filter(|size| !size.is_empty())
             && size.parse() != Ok(found.len())
         {
-            bail!(
-                "{} has {} bytes instead of {size}",
-                path.display(),
-                found.len()
-            );
+            bail!("{} has {} bytes instead of {size}", path.display(), found.len());
         }
     }
     Ok(())
@@ -109,10 +99,7 @@ fn check_record(folder: &Path, record: &str) -> Result<()> {
 
 fn download(pins: &[Pin], to: &Path, requirements: &Path) -> Result<()> {
     let lines: Vec<_> = pins.iter().map(Pin::requirement).collect();
-    let names: Vec<_> = pins
-        .iter()
-        .map(|pin| format!("{} {}", pin.name, pin.version))
-        .collect();
+    let names: Vec<_> = pins.iter().map(|pin| format!("{} {}", pin.name, pin.version)).collect();
     fs::write(requirements, lines.join("\n") + "\n")?;
     eprintln!("fetching {}", names.join(" and "));
 
@@ -124,10 +111,7 @@ fn download(pins: &[Pin], to: &Path, requirements: &Path) -> Result<()> {
     for tag in ["manylinux_2_28", "manylinux2014", "manylinux_2_17"] {
         pip.args(["--platform", &format!("{tag}_{arch}")]);
     }
-    pip.arg("--dest")
-        .arg(to)
-        .arg("--requirement")
-        .arg(requirements);
+    pip.arg("--dest").arg(to).arg("--requirement").arg(requirements);
     command::run(&mut pip).with_context(|| {
         format!(
             "pip could not fetch {}: it needs the Python package registry (or the mirror in pip's \
@@ -182,11 +166,7 @@ mod tests {
     use super::*;
 
     fn pin(version: &str) -> Pin {
-        Pin {
-            name: "a".into(),
-            version: version.into(),
-            hashes: vec!["sha256:00".into()],
-        }
+        Pin { name: "a".into(), version: version.into(), hashes: vec!["sha256:00".into()] }
     }
 
     /// A folder as a set-up of `pin("1")` leaves it.
@@ -195,11 +175,7 @@ mod tests {
         let info = folder.path().join("a-1.dist-info");
         fs::create_dir(&info).unwrap();
         fs::write(folder.path().join("engine.so"), "12345").unwrap();
-        fs::write(
-            info.join("RECORD"),
-            "engine.so,sha256=x,5\na-1.dist-info/RECORD,,\n",
-        )
-        .unwrap();
+        fs::write(info.join("RECORD"), "engine.so,sha256=x,5\na-1.dist-info/RECORD,,\n").unwrap();
         fs::write(folder.path().join(STAMP), stamp(&[pin("1")])).unwrap();
         folder
     }
@@ -243,9 +219,7 @@ mod tests {
     #[test]
     fn a_malformed_record_is_refused() {
         let folder = made();
-        let error = check_record(folder.path(), "engine.so,5")
-            .unwrap_err()
-            .to_string();
+        let error = check_record(folder.path(), "engine.so,5").unwrap_err().to_string();
         assert!(error.contains("engine.so,5"), "{error}");
         assert!(check_record(folder.path(), "engine.so,sha256=x,five").is_err());
     }
