@@ -137,20 +137,14 @@ fn pip() -> Result<Command> {
 }
 
 fn find_pip() -> Option<Command> {
-    [&["python3", "-m", "pip"] as &[&str], &["pip3"], &["pip"]]
-        .into_iter()
-        .map(|words| {
+    [&["python3", "-m", "pip"] as &[&str], &["pip3"], &["pip"]].into_iter().find_map(|words| {
+        let command = || {
             let mut command = Command::new(words[0]);
             command.args(&words[1..]);
             command
-        })
-        .find_map(|mut pip| {
-            let mut probe = Command::new(pip.get_program());
-            probe.args(pip.get_args()).arg("--version");
-            // Its own configuration names the registry; what it must not do is ask a question.
-            pip.env("PYTHONUNBUFFERED", "1");
-            command::works(&mut probe).then_some(pip)
-        })
+        };
+        command::works(command().arg("--version")).then(command)
+    })
 }
 
 fn unpack(wheel: &Path, to: &Path) -> Result<()> {
