@@ -7,6 +7,7 @@ use bitflags::bitflags;
 use static_assertions::const_assert_eq;
 
 use crate::code::Stage;
+use crate::spsc::Leftover;
 use crate::transport::Nanos;
 
 bitflags! {
@@ -109,6 +110,10 @@ impl fmt::Debug for Cqe {
             .field("wire_time", &self.wire_time())
             .finish()
     }
+}
+
+impl Leftover for Cqe {
+    fn discard(self) {}
 }
 
 /// An entry failed.

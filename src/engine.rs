@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::region::{self, Region, RegionInner, Registered, RegionInfo, UnregisterError};
+use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
 use crate::thread;
 use crate::transport::{RawMemory, Transport, TransportError};
 
@@ -208,13 +208,17 @@ impl Engine {
                 Arc::clone(running)
             } else {
                 let opening = Arc::new(Opening::default());
-                let helper = Helper { engine: self.clone(), name: name.to_owned(), fresh, opening: Arc::clone(&opening) };
+                let helper =
+                    Helper { engine: self.clone(), name: name.to_owned(), fresh, opening: Arc::clone(&opening) };
                 thread::spawn("moonring-open", move || helper.run()).map_err(OpenError::Thread)?;
                 all.insert(name.to_owned(), Arc::clone(&opening));
                 opening
             }
         };
-        opening.wait(limit).ok_or_else(|| OpenError::Limit { name: name.to_owned(), limit })?.map_err(OpenError::Transport)
+        opening
+            .wait(limit)
+            .ok_or_else(|| OpenError::Limit { name: name.to_owned(), limit })?
+            .map_err(OpenError::Transport)
     }
 
     /// The segment that entries name by `target`.
@@ -222,9 +226,9 @@ impl Engine {
         lock(&self.inner.segments).by_target.get(&target).cloned()
     }
 
-    /// True if nobody but the caller's handle keeps the engine.
-    pub(crate) fn is_last(&self) -> bool {
-        Arc::strong_count(&self.inner) == 1
+    /// Handles on the engine: users', rings', regions'.
+    pub(crate) fn users(&self) -> usize {
+        Arc::strong_count(&self.inner)
     }
 
     /// Keeps everything for ever: a transfer could not be stopped and may still touch memory.
@@ -235,7 +239,10 @@ impl Engine {
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("name", &self.inner.name).field("transport", &self.inner.transport).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("name", &self.inner.name)
+            .field("transport", &self.inner.transport)
+            .finish_non_exhaustive()
     }
 }
 
@@ -295,7 +302,12 @@ impl Helper {
     fn run(self) {
         let inner = &self.engine.inner;
         let result = inner.transport.open(&self.name, self.fresh).map(|target| Segment {
-            inner: Arc::new(SegmentInner { engine: inner.id, name: self.name.clone(), target, stale: AtomicBool::new(false) }),
+            inner: Arc::new(SegmentInner {
+                engine: inner.id,
+                name: self.name.clone(),
+                target,
+                stale: AtomicBool::new(false),
+            }),
         });
         // In this order, so that a caller finds the segment or the look-up at every moment.
         if let Ok(segment) = &result {

@@ -216,7 +216,11 @@ impl Registered {
     /// [`RangeError`] if the range does not lie inside the region.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, RangeError> {
         let (start, len) = self.check(range)?;
-        Ok(Slice { region: Arc::clone(&self.region), address: self.region.memory.address + start as u64, len: len as u64 })
+        Ok(Slice {
+            region: Arc::clone(&self.region),
+            address: self.region.memory.address + start as u64,
+            len: len as u64,
+        })
     }
 
     /// What a peer needs to know to reach this region. Send it by any means, see [`RegionInfo::to_bytes`].
@@ -316,7 +320,11 @@ impl Registered {
 
     /// Checks a range and begins a use of the region, which the caller ends.
     fn access(&self, offset: usize, len: usize) -> Result<u64, AccessError> {
-        let range = RangeError { start: offset as u64, end: (offset as u64).saturating_add(len as u64), len: self.len() as u64 };
+        let range = RangeError {
+            start: offset as u64,
+            end: (offset as u64).saturating_add(len as u64),
+            len: self.len() as u64,
+        };
         if range.end > range.len {
             return Err(AccessError::Range(range));
         }
@@ -332,7 +340,10 @@ impl Registered {
 
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered").field("memory", &self.region.memory).field("location", &self.region.location).finish()
+        f.debug_struct("Registered")
+            .field("memory", &self.region.memory)
+            .field("location", &self.region.location)
+            .finish()
     }
 }
 

@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-struct Shared<T> {
+struct Shared<T: Leftover> {
     /// First position that the consumer has not released.
     head: CachePadded<AtomicU64>,
     /// First position that the producer has not published.
@@ -23,11 +23,11 @@ struct Shared<T> {
 
 // SAFETY: a place is written only by the producer while its position is outside `head..tail`, and read only by the
 // consumer while inside; `tail` is published with Release and read with Acquire, `head` likewise.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Leftover> Sync for Shared<T> {}
 // SAFETY: as above; the places hold `T: Send`.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Leftover> Send for Shared<T> {}
 
-impl<T> Shared<T> {
+impl<T: Leftover> Shared<T> {
     #[inline]
     fn place(&self, position: u64) -> &UnsafeCell<MaybeUninit<T>> {
         let index = position as usize & (self.places.len() - 1);
@@ -36,8 +36,14 @@ impl<T> Shared<T> {
     }
 }
 
-/// A ring of at least `entries` places, rounded up to a power of two. `T: Copy` keeps unread entries from needing a drop.
-pub(crate) fn ring<T: Copy + Send>(entries: usize) -> (Producer<T>, Consumer<T>) {
+/// What becomes of an entry that was written and that no consumer will read.
+pub(crate) trait Leftover: Copy + Send {
+    /// Lets go of what the entry owns.
+    fn discard(self);
+}
+
+/// A ring of at least `entries` places, rounded up to a power of two.
+pub(crate) fn ring<T: Leftover>(entries: usize) -> (Producer<T>, Consumer<T>) {
     let len = entries.next_power_of_two();
     let shared = Arc::new(Shared {
         head: CachePadded::new(AtomicU64::new(0)),
@@ -50,7 +56,7 @@ pub(crate) fn ring<T: Copy + Send>(entries: usize) -> (Producer<T>, Consumer<T>)
     )
 }
 
-pub(crate) struct Producer<T> {
+pub(crate) struct Producer<T: Leftover> {
     shared: Arc<Shared<T>>,
     /// Next position to write; `published..tail` is written and not yet visible.
     tail: u64,
@@ -59,7 +65,7 @@ pub(crate) struct Producer<T> {
     head: u64,
 }
 
-impl<T: Copy + Send> Producer<T> {
+impl<T: Leftover> Producer<T> {
     pub(crate) fn capacity(&self) -> usize {
         self.shared.places.len()
     }
@@ -72,6 +78,11 @@ impl<T: Copy + Send> Producer<T> {
             self.head = self.shared.head.load(Ordering::Acquire);
         }
         (len - (self.tail - self.head)) as usize
+    }
+
+    /// The same by a fresh look, changing nothing.
+    pub(crate) fn has_room_now(&self) -> bool {
+        self.tail - self.shared.head.load(Ordering::Acquire) < self.capacity() as u64
     }
 
     /// Writes the next entry, unpublished; gives it back when the ring is full.
@@ -107,19 +118,16 @@ impl<T: Copy + Send> Producer<T> {
         }
         count
     }
+}
 
-    /// Takes back what was written and not published, newest first.
-    pub(crate) fn unwrite(&mut self) -> Option<T> {
-        if self.tail == self.published {
-            return None;
-        }
-        self.tail -= 1;
-        // The place was written by `write` and never published, so it is initialised and still ours.
-        Some(read_place(self.shared.place(self.tail)))
+impl<T: Leftover> Drop for Producer<T> {
+    fn drop(&mut self) {
+        // The consumer, or the last of both sides, deals with what was written.
+        self.publish();
     }
 }
 
-pub(crate) struct Consumer<T> {
+pub(crate) struct Consumer<T: Leftover> {
     shared: Arc<Shared<T>>,
     /// Next position to read; `released..head` is read and still holds its place.
     head: u64,
@@ -128,7 +136,7 @@ pub(crate) struct Consumer<T> {
     tail: u64,
 }
 
-impl<T: Copy + Send> Consumer<T> {
+impl<T: Leftover> Consumer<T> {
     /// The next entry, looking at the producer's position only when the copy of it shows none.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<T> {
@@ -143,13 +151,19 @@ impl<T: Copy + Send> Consumer<T> {
         Some(value)
     }
 
-    /// Gives the places of everything read back to the producer.
+    pub(crate) fn capacity(&self) -> usize {
+        self.shared.places.len()
+    }
+
+    /// Gives the places of everything read back to the producer; how many.
     #[inline]
-    pub(crate) fn release(&mut self) {
-        if self.released != self.head {
+    pub(crate) fn release(&mut self) -> usize {
+        let count = self.head - self.released;
+        if count > 0 {
             self.released = self.head;
             self.shared.head.store(self.head, Ordering::Release);
         }
+        count as usize
     }
 
     /// Entries published and not read, by a fresh look.
@@ -162,23 +176,21 @@ impl<T: Copy + Send> Consumer<T> {
     pub(crate) fn position(&self) -> u64 {
         self.head
     }
+}
 
-    pub(crate) fn watch(&self) -> Watch<T> {
-        Watch { shared: Arc::clone(&self.shared) }
+impl<T: Leftover> Drop for Consumer<T> {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
-/// Sees whether a ring holds unread entries, from any thread.
-pub(crate) struct Watch<T> {
-    shared: Arc<Shared<T>>,
-}
-
-impl<T> Watch<T> {
-    /// Entries published and not released.
-    pub(crate) fn ready(&self) -> usize {
-        // Head first: read the other way round, entries published and released in between would count negative.
-        let head = self.shared.head.load(Ordering::Acquire);
-        (self.shared.tail.load(Ordering::Acquire) - head) as usize
+impl<T: Leftover> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Both sides are gone, so what lies between them is nobody's. The consumer gave back what it read when it was dropped.
+        let tail = self.tail.load(Ordering::Acquire);
+        for position in self.head.load(Ordering::Acquire)..tail {
+            read_place(self.place(position)).discard();
+        }
     }
 }
 
@@ -208,20 +220,14 @@ fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
     place.with(|place| unsafe { (*place).assume_init_read() })
 }
 
-impl<T> fmt::Debug for Producer<T> {
+impl<T: Leftover> fmt::Debug for Producer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer").field("tail", &self.tail).field("published", &self.published).finish_non_exhaustive()
     }
 }
 
-impl<T> fmt::Debug for Consumer<T> {
+impl<T: Leftover> fmt::Debug for Consumer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer").field("head", &self.head).field("released", &self.released).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for Watch<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
     }
 }

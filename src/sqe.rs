@@ -50,11 +50,29 @@ unsafe impl Send for Sqe {}
 impl Sqe {
     pub(crate) const NO_SIDE: u32 = u32::MAX;
 
+    /// A Nop that owns nothing.
+    pub(crate) const EMPTY: Sqe = Sqe {
+        op: Opcode::Nop,
+        len: 0,
+        user_data: 0,
+        local: 0,
+        region: ptr::null(),
+        remote: 0,
+        target: 0,
+        side: Sqe::NO_SIDE,
+        fence: ptr::null(),
+    };
+
     /// Takes the one fence out.
     pub(crate) fn take_fence(&mut self) -> Option<Arc<FenceInner>> {
         let fence = std::mem::replace(&mut self.fence, ptr::null());
         // SAFETY: a non-null `fence` came from `Arc::into_raw` at push and owns a count, which goes to the caller.
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
+    }
+
+    /// Leaves the region in use for ever: something may touch it that cannot be stopped.
+    pub(crate) fn forget_use(&mut self) {
+        self.region = ptr::null();
     }
 
     /// Ends the use of the region.

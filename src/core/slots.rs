@@ -51,3 +51,208 @@ pub(crate) struct Slot {
     pub(crate) sqe: Sqe,
 }
 
+const_assert_eq!(size_of::<Slot>(), 128);
+
+/// All slots of a core. A ring has a right to as many as its capacity.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    /// Free ones, last freed first: it is the warmest.
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(crate) fn grow(&mut self, count: usize) {
+        let first = self.slots.len();
+        let end = first + count;
+        assert!(end < 1 << 24, "a token names a slot in 24 bits; rings' capacities are bounded so that this holds");
+        self.slots.extend((first..end).map(|_| Slot {
+            generation: 0,
+            taken: 0,
+            issued: 0,
+            landed: 0,
+            next: NONE,
+            prev: NONE,
+            ring: 0,
+            pending: 0,
+            res: 0,
+            detail: 0,
+            flags: 0,
+            state: State::Free,
+            quiet: true,
+            notif: false,
+            sqe: Sqe::EMPTY,
+        }));
+        self.free.extend((first..end).rev().map(|slot| slot as u32));
+    }
+
+    /// A free slot for an entry that was accepted: there always is one, acceptance took the right to it.
+    #[inline]
+    pub(crate) fn take(&mut self, ring: u32, sqe: Sqe, taken: Nanos) -> u32 {
+        let index = self.free.pop().expect("every accepted entry has the right to a slot");
+        let slot = &mut self.slots[index as usize];
+        slot.generation += 1;
+        slot.taken = taken;
+        slot.issued = 0;
+        slot.landed = 0;
+        slot.ring = ring;
+        slot.pending = 0;
+        slot.quiet = true;
+        slot.notif = false;
+        slot.sqe = sqe;
+        index
+    }
+
+    #[inline]
+    pub(crate) fn release(&mut self, index: u32) {
+        self.slots[index as usize].state = State::Free;
+        self.free.push(index);
+    }
+
+    #[inline]
+    pub(crate) fn token(&self, index: u32) -> Token {
+        Token::new(index, self.slots[index as usize].generation)
+    }
+
+    /// The slot that a token names, if it still is that entry's.
+    #[inline]
+    pub(crate) fn find(&mut self, token: Token) -> Option<u32> {
+        let index = token.slot();
+        let slot = self.slots.get(index as usize)?;
+        (slot.state != State::Free && self.token(index).generation() == token.generation()).then_some(index)
+    }
+
+    /// The slots in use, by number.
+    pub(crate) fn in_use(&self) -> impl Iterator<Item = u32> + '_ {
+        (0u32..).zip(&self.slots).filter(|(_, slot)| slot.state != State::Free).map(|(index, _)| index)
+    }
+}
+
+impl std::ops::Index<u32> for Slots {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, index: u32) -> &Slot {
+        &self.slots[index as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Slots {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Slot {
+        &mut self.slots[index as usize]
+    }
+}
+
+/// A list of slots, linked through them. A slot is on one list at most.
+#[derive(Debug)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+    len: usize,
+}
+
+impl List {
+    pub(crate) const fn new() -> List {
+        List { head: NONE, tail: NONE, len: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn front(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    /// The one after `slot`.
+    pub(crate) fn after(&self, slots: &Slots, slot: u32) -> Option<u32> {
+        let next = slots[slot].next;
+        (next != NONE).then_some(next)
+    }
+
+    #[inline]
+    pub(crate) fn push_back(&mut self, slots: &mut Slots, slot: u32) {
+        slots[slot].next = NONE;
+        slots[slot].prev = self.tail;
+        if self.tail == NONE {
+            self.head = slot;
+        } else {
+            slots[self.tail].next = slot;
+        }
+        self.tail = slot;
+        self.len += 1;
+    }
+
+    #[inline]
+    pub(crate) fn pop_front(&mut self, slots: &mut Slots) -> Option<u32> {
+        let slot = self.front()?;
+        self.head = slots[slot].next;
+        if self.head == NONE {
+            self.tail = NONE;
+        } else {
+            slots[self.head].prev = NONE;
+        }
+        self.len -= 1;
+        Some(slot)
+    }
+
+    /// Takes out a slot that is on this list.
+    pub(crate) fn remove(&mut self, slots: &mut Slots, slot: u32) {
+        let (next, prev) = (slots[slot].next, slots[slot].prev);
+        if prev == NONE {
+            self.head = next
+        } else {
+            slots[prev].next = next
+        }
+        if next == NONE {
+            self.tail = prev
+        } else {
+            slots[next].prev = prev
+        }
+        self.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_token_finds_nothing() {
+        let mut slots = Slots::default();
+        slots.grow(1);
+        let slot = slots.take(0, Sqe::EMPTY, 0);
+        slots[slot].state = State::Issued;
+        let old = slots.token(slot);
+        assert_eq!(slots.find(old), Some(slot));
+        slots.release(slot);
+        assert_eq!(slots.find(old), None);
+        let again = slots.take(0, Sqe::EMPTY, 0);
+        slots[again].state = State::Issued;
+        assert_eq!(again, slot);
+        assert_eq!(slots.find(old), None);
+    }
+
+    #[test]
+    fn lists_keep_order_and_lose_any_member() {
+        let mut slots = Slots::default();
+        slots.grow(4);
+        let mut list = List::new();
+        for slot in 0..4 {
+            list.push_back(&mut slots, slot);
+        }
+        list.remove(&mut slots, 0);
+        list.remove(&mut slots, 2);
+        list.remove(&mut slots, 3);
+        assert_eq!(list.pop_front(&mut slots), Some(1));
+        assert_eq!(list.pop_front(&mut slots), None);
+        assert!(list.is_empty() && list.len() == 0);
+    }
+}

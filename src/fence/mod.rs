@@ -223,7 +223,10 @@ mod tests {
     fn a_dropped_signaller_fails_its_fence() {
         let (signaller, fence) = host();
         drop(signaller);
-        assert_eq!(fence.status(), FenceStatus::Failed(Failure { errno: errno::ECANCELED, detail: -errno::EOWNERDEAD }));
+        assert_eq!(
+            fence.status(),
+            FenceStatus::Failed(Failure { errno: errno::ECANCELED, detail: -errno::EOWNERDEAD })
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod sim;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::bytes;
 use crate::code::Stage;
 use crate::doorbell::Doorbell;
 
@@ -57,6 +58,28 @@ pub struct Op {
     pub len: u32,
     /// The remote range's address in the peer's space.
     pub remote: u64,
+}
+
+impl Op {
+    /// Does the operation by copying inside this process, if `memory` has the remote range in one piece. Bytes moved, or
+    /// `None`.
+    ///
+    /// # Safety
+    /// The local range is mapped and the operation not reported quiet; the ranges in `memory` are mapped.
+    pub(crate) unsafe fn copy_here(&self, memory: &[RawMemory]) -> Option<i32> {
+        if !memory.iter().any(|range| range.contains(self.remote, u64::from(self.len))) {
+            return None;
+        }
+        let (local, remote) = (self.local as *mut u8, self.remote as *mut u8);
+        let (from, to) = match self.direction {
+            Direction::Read => (remote, local),
+            Direction::Write => (local, remote),
+        };
+        // SAFETY: both ranges are mapped, by the caller's word. Ranges that overlap are the entry's doing and give old or
+        // new bytes: each access is atomic.
+        unsafe { bytes::copy(from, to, self.len as usize) };
+        Some(self.len as i32)
+    }
 }
 
 /// What a driver has to say about an operation.
@@ -108,9 +131,7 @@ impl Hint {
             (Now, _) | (_, Now) => Now,
             (Yield, _) | (_, Yield) => Yield,
             (Spin, _) | (_, Spin) => Spin,
-            (Sleep { until: a }, Sleep { until: b }) => {
-                Sleep { until: a.into_iter().chain(b).min() }
-            }
+            (Sleep { until: a }, Sleep { until: b }) => Sleep { until: a.into_iter().chain(b).min() },
         }
     }
 }
@@ -144,6 +165,13 @@ pub struct RawMemory {
     pub address: u64,
     /// Bytes.
     pub len: u64,
+}
+
+impl RawMemory {
+    /// True if `len` bytes from `address` on lie inside.
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        address.checked_sub(self.address).is_some_and(|offset| offset.saturating_add(len) <= self.len)
+    }
 }
 
 impl fmt::Display for RawMemory {

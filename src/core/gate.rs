@@ -1,0 +1,437 @@
+//! The gate: which entries wait for which fences.
+//!
+//! The core registers once with each fence that entries wait for; the entries are edges on that registration's list. A
+//! fence that fires moves the registration to the firing queue, from which a turn releases a bounded number of entries.
+//! Nothing here looks at an entry that waits: 100,000 of them cost a turn nothing.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use super::slots::NONE;
+use crate::code::errno;
+use crate::fence::{Failure, FenceInner, FenceStatus, Inbox, Kind, Node, NodeKey, TimelineCell, recheck_barrier};
+use crate::transport::Nanos;
+
+/// An entry's place on one registration's list: the edge of a slot with one fence, or one of a side block's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EdgeId(u32);
+
+impl EdgeId {
+    const SIDE: u32 = 1 << 31;
+    const NONE: EdgeId = EdgeId(u32::MAX);
+
+    pub(crate) fn of_slot(slot: u32) -> EdgeId {
+        EdgeId(slot)
+    }
+
+    pub(crate) fn of_side(index: usize) -> EdgeId {
+        EdgeId(index as u32 | Self::SIDE)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    /// The registration whose list this is on, or [`NONE`].
+    registration: u32,
+    slot: u32,
+    next: EdgeId,
+    prev: EdgeId,
+}
+
+const UNLINKED: Edge = Edge { registration: NONE, slot: NONE, next: EdgeId::NONE, prev: EdgeId::NONE };
+
+/// What the core keeps for one fence.
+#[derive(Debug)]
+struct Registration {
+    /// `None` while this place is free.
+    fence: Option<Arc<FenceInner>>,
+    node: Arc<Node>,
+    head: EdgeId,
+    tail: EdgeId,
+    /// In the firing queue.
+    firing: bool,
+}
+
+/// What the core keeps for one timeline: the points that entries wait for, lowest first.
+#[derive(Debug)]
+struct TimelineWatch {
+    /// Not counted, so that a timeline that everybody dropped goes away.
+    timeline: Weak<TimelineCell>,
+    points: BinaryHeap<Reverse<(u64, u32)>>,
+}
+
+/// Fences that the poller asks. Members signal in order; only the first is asked.
+#[derive(Debug)]
+struct PollGroup {
+    /// Its place in `by_stream`, unless it stands alone.
+    stream: Option<u64>,
+    /// Sequence number and fence.
+    members: VecDeque<(u64, Arc<FenceInner>)>,
+    /// Since when the present first member is the one that is asked.
+    since: Nanos,
+}
+
+/// A query takes driver locks that the application's launches want: never more often than this.
+const MIN_QUERY_INTERVAL: Nanos = 5_000;
+/// Nor less often than this: the latency that an old fence may add.
+const MAX_QUERY_INTERVAL: Nanos = 5_000_000;
+
+/// When to look again at something that has been waited for since `since`: after a sixteenth of that time.
+pub(crate) fn next_look(now: Nanos, since: Nanos, least: Nanos) -> Nanos {
+    now + ((now - since) / 16).clamp(least, MAX_QUERY_INTERVAL)
+}
+
+/// One entry let go by one fence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Released {
+    pub(crate) slot: u32,
+    pub(crate) failure: Option<Failure>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    core: u32,
+    inbox: Arc<Inbox>,
+    slot_edges: Vec<Edge>,
+    side_edges: Vec<Edge>,
+    registrations: Vec<Registration>,
+    free: Vec<u32>,
+    /// Registrations whose fence had another core register first.
+    others: HashMap<*const FenceInner, u32>,
+    timelines: Vec<TimelineWatch>,
+    other_timelines: HashMap<*const TimelineCell, u32>,
+    /// Registrations whose fence is final, in the order that they fired.
+    firing: VecDeque<u32>,
+    /// Timelines that moved and whose points were not all looked at.
+    stepped: Vec<u32>,
+    groups: Vec<PollGroup>,
+    free_groups: Vec<u32>,
+    by_stream: HashMap<u64, u32>,
+    /// When to ask which group.
+    due: BinaryHeap<Reverse<(Nanos, u32)>>,
+}
+
+// SAFETY: the pointers in the maps are keys, never followed; what they name is kept alive by the registration or watch
+// beside them.
+unsafe impl Send for Gate {}
+
+impl Gate {
+    pub(crate) fn new(core: u32, inbox: Arc<Inbox>) -> Gate {
+        Gate {
+            core,
+            inbox,
+            slot_edges: Vec::new(),
+            side_edges: Vec::new(),
+            registrations: Vec::new(),
+            free: Vec::new(),
+            others: HashMap::new(),
+            timelines: Vec::new(),
+            other_timelines: HashMap::new(),
+            firing: VecDeque::new(),
+            stepped: Vec::new(),
+            groups: Vec::new(),
+            free_groups: Vec::new(),
+            by_stream: HashMap::new(),
+            due: BinaryHeap::new(),
+        }
+    }
+
+    /// Makes room for a ring's slots and side blocks' fences; returns the first side edge.
+    pub(crate) fn grow(&mut self, slots: usize, side_edges: usize) -> usize {
+        self.slot_edges.resize(self.slot_edges.len() + slots, UNLINKED);
+        let first = self.side_edges.len();
+        self.side_edges.resize(first + side_edges, UNLINKED);
+        first
+    }
+
+    fn edge(&mut self, edge: EdgeId) -> &mut Edge {
+        match edge.0 & EdgeId::SIDE {
+            0 => &mut self.slot_edges[edge.0 as usize],
+            _ => &mut self.side_edges[(edge.0 & !EdgeId::SIDE) as usize],
+        }
+    }
+
+    /// Lets `slot` wait for `fence` through `edge`, or answers that the fence is final already.
+    pub(crate) fn wait(&mut self, slot: u32, edge: EdgeId, fence: &Arc<FenceInner>, now: Nanos) -> FenceStatus {
+        let status = fence.status();
+        if status != FenceStatus::Pending {
+            return status;
+        }
+        let registration = match self.find(fence) {
+            Some(registration) => registration,
+            None => match self.register(fence, now) {
+                Ok(registration) => registration,
+                Err(status) => return status,
+            },
+        };
+        let tail = self.registrations[registration as usize].tail;
+        *self.edge(edge) = Edge { registration, slot, next: EdgeId::NONE, prev: tail };
+        if tail == EdgeId::NONE {
+            self.registrations[registration as usize].head = edge;
+        } else {
+            self.edge(tail).next = edge;
+        }
+        self.registrations[registration as usize].tail = edge;
+        FenceStatus::Pending
+    }
+
+    fn find(&self, fence: &Arc<FenceInner>) -> Option<u32> {
+        let first = fence.registrations.first_key(self.core);
+        first.or_else(|| self.others.get(&Arc::as_ptr(fence)).copied())
+    }
+
+    fn register(&mut self, fence: &Arc<FenceInner>, now: Nanos) -> Result<u32, FenceStatus> {
+        let registration = self.free.pop().unwrap_or_else(|| {
+            let index = self.registrations.len() as u32;
+            let node = Node::new(Arc::clone(&self.inbox), NodeKey::Fence(index));
+            let (head, tail) = (EdgeId::NONE, EdgeId::NONE);
+            self.registrations.push(Registration { fence: None, node, head, tail, firing: false });
+            index
+        });
+        let place = &mut self.registrations[registration as usize];
+        if Arc::get_mut(&mut place.node).is_none() {
+            // The last fence's list still holds the old node.
+            place.node = Node::new(Arc::clone(&self.inbox), NodeKey::Fence(registration));
+        }
+        match &fence.kind {
+            // A point is never settled: its timeline moves.
+            Kind::Point { timeline, value } => self.watch(timeline, *value, registration),
+            Kind::Told | Kind::Polled(_) => {
+                if !fence.registrations.add(&place.node) {
+                    self.free.push(registration);
+                    return Err(fence.status());
+                }
+                if let Kind::Polled(polled) = &fence.kind {
+                    self.ask(polled.group(), fence, now);
+                }
+            }
+        }
+        self.registrations[registration as usize].fence = Some(Arc::clone(fence));
+        if !fence.registrations.claim_first(self.core, registration) {
+            self.others.insert(Arc::as_ptr(fence), registration);
+        }
+        Ok(registration)
+    }
+
+    /// Adds a point to its timeline's watch.
+    fn watch(&mut self, timeline: &Arc<TimelineCell>, value: u64, registration: u32) {
+        let known = timeline.registrations.first_key(self.core);
+        let known = known.or_else(|| self.other_timelines.get(&Arc::as_ptr(timeline)).copied());
+        let index = known.unwrap_or_else(|| self.watch_new(timeline));
+        self.timelines[index as usize].points.push(Reverse((value, registration)));
+        if known.is_none() {
+            // It may have moved between our look at it and the node's arrival on its list.
+            recheck_barrier();
+            self.stepped.push(index);
+        }
+    }
+
+    fn watch_new(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
+        let watch = TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new() };
+        let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
+        let index = match dead {
+            Some(index) => {
+                self.other_timelines.retain(|_, &mut other| other != index as u32);
+                self.timelines[index] = watch;
+                index as u32
+            }
+            None => {
+                self.timelines.push(watch);
+                self.timelines.len() as u32 - 1
+            }
+        };
+        let node = Node::new(Arc::clone(&self.inbox), NodeKey::Timeline(index));
+        timeline.registrations.add(&node);
+        if !timeline.registrations.claim_first(self.core, index) {
+            self.other_timelines.insert(Arc::as_ptr(timeline), index);
+        }
+        index
+    }
+
+    /// Adds a polled fence to the group that it is asked in, due at once if it is the first.
+    fn ask(&mut self, group: Option<(u64, u64)>, fence: &Arc<FenceInner>, now: Nanos) {
+        let known = group.and_then(|(stream, _)| self.by_stream.get(&stream).copied());
+        let sequence = group.map_or(0, |(_, sequence)| sequence);
+        let index = known.unwrap_or_else(|| {
+            let new = PollGroup { stream: group.map(|(stream, _)| stream), members: VecDeque::new(), since: now };
+            let index = match self.free_groups.pop() {
+                Some(index) => {
+                    self.groups[index as usize] = new;
+                    index
+                }
+                None => {
+                    self.groups.push(new);
+                    self.groups.len() as u32 - 1
+                }
+            };
+            if let Some((stream, _)) = group {
+                self.by_stream.insert(stream, index);
+            }
+            self.due.push(Reverse((now, index)));
+            index
+        });
+        let members = &mut self.groups[index as usize].members;
+        let at = members.partition_point(|&(other, _)| other <= sequence);
+        members.insert(at, (sequence, Arc::clone(fence)));
+    }
+
+    /// Takes what other threads have signalled.
+    pub(crate) fn take_fired(&mut self) -> bool {
+        if !self.inbox.has_fired() {
+            return false;
+        }
+        let inbox = Arc::clone(&self.inbox);
+        let first = self.firing.len();
+        inbox.take_fired(|node| match node.key {
+            NodeKey::Fence(registration) => self.fire(registration),
+            NodeKey::Timeline(timeline) => self.stepped.push(timeline),
+        });
+        // The stack gave them newest first.
+        self.firing.make_contiguous()[first..].reverse();
+        true
+    }
+
+    fn fire(&mut self, registration: u32) {
+        let place = &mut self.registrations[registration as usize];
+        if place.fence.is_some() && !place.firing {
+            place.firing = true;
+            self.firing.push_back(registration);
+        }
+    }
+
+    /// Fires the points of timelines that moved, at most `budget` of them.
+    pub(crate) fn step_timelines(&mut self, mut budget: u32) {
+        while let Some(&index) = self.stepped.last() {
+            loop {
+                let watch = &mut self.timelines[index as usize];
+                let Some(&Reverse((value, registration))) = watch.points.peek() else { break };
+                let pending =
+                    watch.timeline.upgrade().is_some_and(|cell| cell.status_at(value) == FenceStatus::Pending);
+                if pending {
+                    break;
+                }
+                if budget == 0 {
+                    return;
+                }
+                budget -= 1;
+                watch.points.pop();
+                self.fire(registration);
+            }
+            self.stepped.pop();
+        }
+    }
+
+    /// Asks the polled fences that are due.
+    pub(crate) fn poll(&mut self, now: Nanos, mut budget: u32) {
+        while let Some(&Reverse((due, index))) = self.due.peek() {
+            if due > now || budget == 0 {
+                return;
+            }
+            budget -= 1;
+            self.due.pop();
+            if let Some(again) = self.poll_group(index, now) {
+                self.due.push(Reverse((again, index)));
+            }
+        }
+    }
+
+    /// Asks the first member; `None` if the group is empty and gone.
+    fn poll_group(&mut self, index: u32, now: Nanos) -> Option<Nanos> {
+        let group = &mut self.groups[index as usize];
+        if let Some((_, fence)) = group.members.front() {
+            if !settle_by_asking(fence) {
+                return Some(next_look(now, group.since, MIN_QUERY_INTERVAL));
+            }
+            group.members.pop_front();
+            group.since = now;
+            if !group.members.is_empty() {
+                return Some(now);
+            }
+        }
+        if let Some(stream) = group.stream {
+            self.by_stream.remove(&stream);
+        }
+        self.free_groups.push(index);
+        None
+    }
+
+    /// When the next polled fence is to be asked.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        self.due.peek().map(|&Reverse((due, _))| due)
+    }
+
+    /// True if a turn would find something to release.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.firing.is_empty() || !self.stepped.is_empty()
+    }
+
+    /// Lets go of one entry whose fence fired. Each call is a bounded step.
+    pub(crate) fn release_one(&mut self) -> Option<Released> {
+        while let Some(&registration) = self.firing.front() {
+            let place = &self.registrations[registration as usize];
+            let edge = place.head;
+            let fence = place.fence.as_ref().expect("a firing registration has its fence");
+            if edge == EdgeId::NONE {
+                self.firing.pop_front();
+                self.unregister(registration);
+                continue;
+            }
+            let failure = match fence.status() {
+                FenceStatus::Failed(failure) => Some(failure),
+                FenceStatus::Signalled => None,
+                FenceStatus::Pending => unreachable!("only final fences fire"),
+            };
+            let slot = self.edge(edge).slot;
+            self.unlink(edge);
+            return Some(Released { slot, failure });
+        }
+        None
+    }
+
+    /// Takes an edge off its list, if it is on one.
+    pub(crate) fn unlink(&mut self, edge: EdgeId) {
+        let Edge { registration, next, prev, .. } = std::mem::replace(self.edge(edge), UNLINKED);
+        if registration == NONE {
+            return;
+        }
+        if prev == EdgeId::NONE {
+            self.registrations[registration as usize].head = next;
+        } else {
+            self.edge(prev).next = next;
+        }
+        if next == EdgeId::NONE {
+            self.registrations[registration as usize].tail = prev;
+        } else {
+            self.edge(next).prev = prev;
+        }
+    }
+
+    fn unregister(&mut self, registration: u32) {
+        let place = &mut self.registrations[registration as usize];
+        place.firing = false;
+        if let Some(fence) = place.fence.take()
+            && !self.others.is_empty()
+        {
+            self.others.remove(&Arc::as_ptr(&fence));
+        }
+        self.free.push(registration);
+    }
+}
+
+/// Asks a polled fence and settles it if it has an answer. True if it is final.
+fn settle_by_asking(fence: &FenceInner) -> bool {
+    if fence.status() != FenceStatus::Pending {
+        return true;
+    }
+    let Kind::Polled(polled) = &fence.kind else { return true };
+    let answer = catch_unwind(AssertUnwindSafe(|| polled.poll()));
+    match answer.unwrap_or(FenceStatus::Failed(Failure { errno: errno::EPROTO, detail: 0 })) {
+        FenceStatus::Pending => false,
+        status => {
+            fence.settle(status);
+            true
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! The core: takes entries, gates them, issues them, lands and posts their results.
+//!
+//! It does no I/O, reads no clock and has no thread: [`Core::turn`] does a bounded amount of what there is to do at a
+//! moment and says how to wait for the next. The poller thread is a loop around it, and so is the simulator.
+//!
+//! An entry goes through [`take`](Core::take_entries) and [`admit`](Core::admit), waits at the [`gate`], is issued by
+//! [`peers`], ends in [`conclude`](Core::conclude) and is posted by its [`ring`].
+
+mod gate;
+mod peers;
+mod ring;
+mod slots;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crossbeam_queue::SegQueue;
+
+use crate::code::{Stage, errno};
+use crate::cqe::{Cqe, CqeFlags};
+use crate::doorbell::Doorbell;
+use crate::fence::{FenceStatus, Inbox};
+use crate::ring::shared::{MAX_FENCES, Shared};
+use crate::spsc::{Consumer, Producer};
+use crate::sqe::{Opcode, Sqe};
+use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
+use gate::{EdgeId, Gate, Released};
+use peers::{DriverState, Peer};
+pub(crate) use ring::Closing;
+use ring::RingState;
+use slots::{Slots, State};
+
+/// Most entries taken, released or posted for one ring in one turn.
+pub(crate) const BUDGET: u32 = 128;
+/// How long after the last work the poller spins before it yields.
+const SPIN: Nanos = 5_000;
+/// A moment nearer than this is yielded for: a sleep would overshoot it.
+const SLEEP_LEAST: Nanos = 50_000;
+
+/// What other threads ask of a core.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// A new ring, under the number that its ends use.
+    Ring { ring: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe> },
+    /// A submitter's lane.
+    Lane { ring: u32, lane: u32, entries: Consumer<Sqe> },
+    /// The lane's submitter is gone.
+    LaneGone { ring: u32, lane: u32 },
+    /// The ring's ends are gone.
+    Close { ring: u32, closing: Arc<Closing> },
+}
+
+/// The way to a core from other threads.
+#[derive(Debug)]
+pub(crate) struct Controls {
+    queue: SegQueue<Control>,
+    pub(crate) doorbell: Arc<Doorbell>,
+    rings: AtomicU32,
+}
+
+impl Controls {
+    pub(crate) fn new() -> Controls {
+        Controls { queue: SegQueue::new(), doorbell: Arc::new(Doorbell::new()), rings: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn send(&self, control: Control) {
+        self.queue.push(control);
+        self.doorbell.ring_always();
+    }
+
+    pub(crate) fn next_ring(&self) -> u32 {
+        self.rings.fetch_add(1, Relaxed)
+    }
+}
+
+static NEXT_CORE: AtomicU32 = AtomicU32::new(1);
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    controls: Arc<Controls>,
+    inbox: Arc<Inbox>,
+    rings: Vec<Option<RingState>>,
+    slots: Slots,
+    gate: Gate,
+    drivers: Vec<DriverState>,
+    peers: Vec<Peer>,
+    /// Peers with ready entries and room in flight, in turn.
+    ready_peers: VecDeque<u32>,
+    /// Scratch, empty between uses.
+    events: Vec<Event>,
+    ops: Vec<Op>,
+    /// The present turn's time.
+    now: Nanos,
+    last_work: Nanos,
+    /// How long after the last work to stay awake.
+    idle: Nanos,
+    /// Buried by a panic: only posts what is left.
+    dead: bool,
+}
+
+impl Core {
+    pub(crate) fn new(controls: Arc<Controls>, idle: Nanos) -> Core {
+        let inbox = Inbox::new(Arc::clone(&controls.doorbell));
+        Core {
+            gate: Gate::new(NEXT_CORE.fetch_add(1, Relaxed), Arc::clone(&inbox)),
+            controls,
+            inbox,
+            rings: Vec::new(),
+            slots: Slots::default(),
+            drivers: Vec::new(),
+            peers: Vec::new(),
+            ready_peers: VecDeque::new(),
+            events: Vec::new(),
+            ops: Vec::new(),
+            now: 0,
+            last_work: 0,
+            idle,
+            dead: false,
+        }
+    }
+
+    /// Does a bounded amount of what there is to do at `now`, and says how to wait for the next turn.
+    pub(crate) fn turn(&mut self, now: Nanos) -> Hint {
+        self.now = now;
+        let mut worked = self.obey();
+        if self.dead {
+            return self.turn_dead();
+        }
+        worked |= self.gate.take_fired();
+        self.gate.poll(now, BUDGET);
+        self.gate.step_timelines(BUDGET);
+        worked |= self.release();
+        for ring in 0..self.rings.len() as u32 {
+            worked |= self.take_entries(ring);
+        }
+        worked |= self.issue();
+        let (ended, hint) = self.poll_drivers();
+        worked |= ended;
+        for ring in 0..self.rings.len() as u32 {
+            self.post_waiting(ring);
+            self.close_step(ring);
+        }
+        if worked {
+            self.last_work = now;
+            return Hint::Now;
+        }
+        self.wait_politely(hint)
+    }
+
+    /// How to wait when there was nothing to do; `hint` is the drivers'.
+    fn wait_politely(&self, hint: Option<Hint>) -> Hint {
+        if self.gate.is_busy() || !self.ready_peers.is_empty() {
+            return Hint::Now;
+        }
+        let deadlines = self.rings.iter().flatten().filter_map(RingState::deadline);
+        let until = deadlines.chain(self.gate.next_due()).min();
+        let mut wait = Hint::Sleep { until };
+        if let Some(hint) = hint {
+            // Operations are in flight: only their transport says whether its threads need the core.
+            wait = wait.sooner(hint);
+        } else if self.now - self.last_work < SPIN {
+            return Hint::Spin;
+        }
+        match wait {
+            Hint::Sleep { .. } if self.now - self.last_work < self.idle => Hint::Yield,
+            Hint::Sleep { until: Some(until) } if until < self.now + SLEEP_LEAST => Hint::Yield,
+            wait => wait,
+        }
+    }
+
+    pub(crate) fn doorbell(&self) -> Arc<Doorbell> {
+        Arc::clone(&self.controls.doorbell)
+    }
+
+    /// True if a turn would find input from another thread: the last look before sleeping.
+    pub(crate) fn has_input(&self) -> bool {
+        !self.controls.queue.is_empty()
+            || self.inbox.has_fired()
+            || self.rings.iter().flatten().any(RingState::has_input)
+    }
+
+    /// True once a ring was there and none is left: the poller may end.
+    pub(crate) fn is_done(&self) -> bool {
+        !self.rings.is_empty() && self.rings.iter().all(Option::is_none) && self.controls.queue.is_empty()
+    }
+
+    fn obey(&mut self) -> bool {
+        let mut any = false;
+        while let Some(control) = self.controls.queue.pop() {
+            any = true;
+            match control {
+                Control::Ring { ring, shared, sq, cq } => self.add_ring(ring, shared, sq, cq),
+                Control::Lane { ring, lane, entries } => {
+                    if let Some(ring) = self.ring_mut(ring) {
+                        ring.add_lane(lane, entries);
+                    }
+                }
+                Control::LaneGone { ring, lane } => {
+                    if let Some(ring) = self.ring_mut(ring) {
+                        ring.retire_lane(lane);
+                    }
+                }
+                Control::Close { ring, closing } => {
+                    let now = self.now;
+                    if let Some(ring) = self.ring_mut(ring) {
+                        ring.close(closing, now);
+                    } else {
+                        closing.finish();
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    fn ring_mut(&mut self, ring: u32) -> Option<&mut RingState> {
+        self.rings.get_mut(ring as usize)?.as_mut()
+    }
+
+    fn ring(&mut self, ring: u32) -> &mut RingState {
+        self.ring_mut(ring).expect("a ring outlives its entries")
+    }
+
+    fn add_ring(&mut self, ring: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
+        let capacity = shared.capacity as usize;
+        self.slots.grow(capacity);
+        let side_edges = self.gate.grow(capacity, shared.sides.count() * MAX_FENCES);
+        let driver = self.driver_for(&shared.engine);
+        let at = ring as usize;
+        if self.rings.len() <= at {
+            self.rings.resize_with(at + 1, || None);
+        }
+        self.rings[at] = Some(RingState::new(shared, sq, cq, driver, side_edges));
+    }
+
+    fn driver_for(&mut self, engine: &crate::Engine) -> usize {
+        if let Some(known) = self.drivers.iter().position(|driver| driver.engine == engine.id()) {
+            return known;
+        }
+        let waker = PollerWaker(Arc::clone(&self.controls.doorbell));
+        let transport = Arc::clone(engine.transport());
+        self.drivers.push(DriverState {
+            engine: engine.id(),
+            caps: transport.caps(),
+            driver: transport.driver(waker),
+            transport,
+        });
+        self.drivers.len() - 1
+    }
+
+    /// Takes a bounded number of entries off a ring's queues.
+    fn take_entries(&mut self, index: u32) -> bool {
+        let mut any = false;
+        for _ in 0..BUDGET {
+            let Some(ring) = self.ring_mut(index) else { break };
+            let Some(sqe) = ring.next_entry() else { break };
+            any = true;
+            // What ends at once, with room in the CQ, needs no slot.
+            if sqe.op == Opcode::Nop && sqe.side == Sqe::NO_SIDE && sqe.fence.is_null() && ring.has_room() {
+                ring.post(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0));
+                ring.give_back_unit();
+            } else {
+                self.admit(index, sqe);
+            }
+        }
+        any
+    }
+
+    /// Gives an entry its slot and lets it wait for its fences, or go on.
+    fn admit(&mut self, ring: u32, mut sqe: Sqe) {
+        let single = sqe.take_fence();
+        let side = sqe.side;
+        let slot = self.slots.take(ring, sqe, self.now);
+        self.slots[slot].state = State::Gated;
+        let mut failure = None;
+        let mut look = |status| match status {
+            FenceStatus::Pending => 1,
+            FenceStatus::Signalled => 0,
+            FenceStatus::Failed(why) => {
+                failure = Some(why);
+                0
+            }
+        };
+        let mut pending = 0;
+        if let Some(fence) = &single {
+            pending += look(self.gate.wait(slot, EdgeId::of_slot(slot), fence, self.now));
+        }
+        if side != Sqe::NO_SIDE {
+            let (shared, first) = self.ring(ring).side_edges(side);
+            // SAFETY: the block came with the entry, and is emptied only when the entry leaves the gate.
+            for (at, fence) in unsafe { shared.sides.fences(side) }.enumerate() {
+                pending += look(self.gate.wait(slot, EdgeId::of_side(first + at), &fence, self.now));
+            }
+        }
+        self.slots[slot].pending = pending;
+        if let Some(why) = failure {
+            self.leave_gate(slot);
+            self.conclude(slot, -why.errno, Stage::Gate, why.detail);
+        } else if pending == 0 {
+            self.leave_gate(slot);
+            self.start(slot);
+        }
+    }
+
+    /// Lets a bounded number of entries go whose fences have fired.
+    fn release(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..BUDGET {
+            let Some(Released { slot, failure }) = self.gate.release_one() else { break };
+            any = true;
+            if let Some(why) = failure {
+                self.leave_gate(slot);
+                self.conclude(slot, -why.errno, Stage::Gate, why.detail);
+                continue;
+            }
+            self.slots[slot].pending -= 1;
+            if self.slots[slot].pending == 0 {
+                self.leave_gate(slot);
+                self.start(slot);
+            }
+        }
+        any
+    }
+
+    /// Takes an entry off every list at the gate and gives its side block back.
+    fn leave_gate(&mut self, slot: u32) {
+        self.gate.unlink(EdgeId::of_slot(slot));
+        let side = std::mem::replace(&mut self.slots[slot].sqe.side, Sqe::NO_SIDE);
+        if side != Sqe::NO_SIDE {
+            let ring = self.slots[slot].ring;
+            let (shared, first) = self.ring(ring).side_edges(side);
+            for at in 0..MAX_FENCES {
+                self.gate.unlink(EdgeId::of_side(first + at));
+            }
+            // SAFETY: the block came with the entry, which forgot it just above.
+            unsafe { shared.sides.empty(side) };
+        }
+    }
+
+    /// An entry whose fences have all signalled goes on.
+    fn start(&mut self, slot: u32) {
+        let Sqe { op, len, .. } = self.slots[slot].sqe;
+        match op {
+            Opcode::Read | Opcode::Write if len > 0 => self.make_ready(slot),
+            Opcode::Nop | Opcode::Wait | Opcode::Read | Opcode::Write => {
+                self.slots[slot].issued = self.now;
+                self.conclude(slot, 0, Stage::Done, 0);
+            }
+        }
+    }
+
+    /// An entry has its result. If the transport is not quiet, `slots[slot].quiet` says so already.
+    fn conclude(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) {
+        let entry = &mut self.slots[slot];
+        entry.res = res;
+        entry.flags = (stage.bits() >> 16) as u16;
+        entry.detail = detail;
+        entry.landed = self.now;
+        self.post_slot(slot);
+    }
+
+    /// Posts what a slot has to say, or lets it wait for room. Frees the slot if that was the last of it.
+    fn post_slot(&mut self, slot: u32) {
+        let index = self.slots[slot].ring;
+        if self.slots[slot].quiet {
+            self.slots[slot].sqe.end_use();
+        }
+        let ring = self.rings[index as usize].as_mut().expect("a ring outlives its entries");
+        if !ring.has_room() {
+            self.slots[slot].state = State::Waiting;
+            ring.wait_for_room(&mut self.slots, slot);
+            return;
+        }
+        self.post_now(slot);
+    }
+
+    /// Posts what a slot has to say; its ring has room.
+    fn post_now(&mut self, slot: u32) {
+        let entry = &mut self.slots[slot];
+        let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
+        ring.post(cqe_of(entry));
+        if entry.quiet {
+            ring.give_back_unit();
+            self.slots.release(slot);
+        } else {
+            entry.state = State::Overdue;
+        }
+    }
+
+    /// Posts completions that waited for room, and publishes everything.
+    fn post_waiting(&mut self, index: u32) {
+        while let Some(ring) = self.ring_mut(index)
+            && let Some(slot) = ring.first_waiting()
+        {
+            let ring = self.rings[index as usize].as_mut().expect("looked at above");
+            ring.stop_waiting(&mut self.slots, slot);
+            self.post_now(slot);
+        }
+        if let Some(ring) = self.ring_mut(index) {
+            ring.publish();
+        }
+    }
+
+    fn land(&mut self, event: Event) {
+        match event {
+            Event::Result { op, res, stage, detail, quiet } => {
+                let Some(slot) = self.slots.find(op) else { return };
+                if self.slots[slot].state != State::Issued {
+                    return;
+                }
+                self.slots[slot].quiet = quiet;
+                self.left_flight(slot);
+                let stage = if res < 0 { stage } else { Stage::Done };
+                self.conclude(slot, res, stage, detail);
+            }
+            Event::Quiet { op, detail } => {
+                let Some(slot) = self.slots.find(op) else { return };
+                match self.slots[slot].state {
+                    State::Overdue => {
+                        let entry = &mut self.slots[slot];
+                        (entry.quiet, entry.notif, entry.res, entry.detail) = (true, true, 0, detail);
+                        self.post_slot(slot);
+                    }
+                    // The result was not posted yet: it will be the only completion.
+                    State::Waiting => {
+                        self.slots[slot].quiet = true;
+                        self.slots[slot].sqe.end_use();
+                    }
+                    State::Free | State::Gated | State::Ready | State::Issued => {}
+                }
+            }
+        }
+    }
+
+    /// Ends a ring's entries that were never issued.
+    fn end_unissued(&mut self, index: u32, errno: i32) {
+        while let Some(ring) = self.ring_mut(index)
+            && let Some(mut sqe) = ring.next_entry()
+        {
+            drop(sqe.take_fence());
+            let slot = self.slots.take(index, sqe, self.now);
+            self.slots[slot].state = State::Gated;
+        }
+        let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+        for slot in own {
+            match self.slots[slot].state {
+                State::Gated => self.leave_gate(slot),
+                State::Ready => self.leave_ready(slot),
+                State::Free | State::Issued | State::Overdue | State::Waiting => continue,
+            }
+            self.conclude(slot, -errno, Stage::Shutdown, 0);
+        }
+    }
+
+    /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go.
+    fn close_step(&mut self, index: u32) {
+        let Some(ring) = self.ring_mut(index) else { return };
+        if !ring.is_closing() {
+            return;
+        }
+        self.end_unissued(index, errno::ESHUTDOWN);
+        self.post_waiting(index);
+        let busy = self.slots.in_use().any(|slot| self.slots[slot].ring == index);
+        let deadline = self.ring(index).deadline();
+        if busy && !self.dead && deadline.is_some_and(|deadline| self.now < deadline) {
+            return;
+        }
+        if busy && !self.dead {
+            self.give_up(index);
+        }
+        let gone = self.rings[index as usize].take();
+        if let Some(ring) = gone {
+            ring.finish();
+        }
+    }
+
+    /// The deadline passed with operations in flight: ends the engine if nobody else uses it, else keeps everything.
+    fn give_up(&mut self, index: u32) {
+        let ring = self.rings[index as usize].as_ref().expect("a closing ring is there");
+        let driver = ring.driver;
+        let alone = self.rings.iter().flatten().filter(|other| other.driver == driver).count() == 1;
+        let engine = ring.engine().clone();
+        // One count is the ring's, one is ours here.
+        let quiet = alone && engine.users() == 2 && self.drivers[driver].transport.close().is_ok();
+        if !quiet {
+            engine.leak();
+        }
+        let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+        for slot in own {
+            if quiet {
+                self.slots[slot].sqe.end_use();
+            }
+            self.slots.release(slot);
+        }
+    }
+
+    /// After a panic: ends every entry from the slot table. From then on turns only post what waits for room.
+    pub(crate) fn bury(&mut self) {
+        self.dead = true;
+        for index in 0..self.rings.len() as u32 {
+            let Some(ring) = self.ring_mut(index) else { continue };
+            ring.die();
+            let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+            let mut unquiet = false;
+            for slot in own {
+                let entry = &mut self.slots[slot];
+                match entry.state {
+                    State::Free | State::Waiting => continue,
+                    State::Gated | State::Ready => {}
+                    State::Issued | State::Overdue => unquiet = true,
+                }
+                entry.notif = entry.state == State::Overdue;
+                let quiet = matches!(entry.state, State::Gated | State::Ready);
+                let flags = if quiet { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
+                if quiet {
+                    entry.sqe.end_use();
+                } else {
+                    // The region stays in use for ever.
+                    entry.sqe.forget_use();
+                }
+                entry.quiet = true;
+                entry.res = if entry.notif { 0 } else { -errno::EOWNERDEAD };
+                entry.detail = 0;
+                entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | flags;
+                entry.state = State::Waiting;
+                let ring = self.rings[index as usize].as_mut().expect("looked at above");
+                ring.wait_for_room(&mut self.slots, slot);
+            }
+            if unquiet {
+                self.ring(index).engine().leak();
+            }
+        }
+    }
+
+    fn turn_dead(&mut self) -> Hint {
+        for index in 0..self.rings.len() as u32 {
+            while let Some(ring) = self.ring_mut(index)
+                && let Some(mut sqe) = ring.next_entry()
+            {
+                drop(sqe.take_fence());
+                let slot = self.slots.take(index, sqe, self.now);
+                self.slots[slot].landed = self.now;
+                self.conclude(slot, -errno::EOWNERDEAD, Stage::Shutdown, 0);
+            }
+            self.post_waiting(index);
+            if let Some(ring) = self.ring_mut(index) {
+                ring.wake_reaper();
+            }
+            self.close_step(index);
+        }
+        Hint::Sleep { until: None }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
+fn cqe_of(entry: &slots::Slot) -> Cqe {
+    let mut flags = CqeFlags::empty();
+    flags.set(CqeFlags::MORE, !entry.quiet);
+    flags.set(CqeFlags::NOTIF, entry.notif);
+    let started = if entry.issued == 0 { entry.landed } else { entry.issued };
+    let (gate, wire) = (started - entry.taken, entry.landed - started);
+    let unquiet = u32::from(entry.flags) & CqeFlags::UNQUIET.bits();
+    let stage = u32::from(entry.flags & 7) << 16;
+    Cqe::new(entry.sqe.user_data, entry.res, flags.bits() | unquiet | stage, entry.detail, gate, wire)
+}

@@ -1,0 +1,172 @@
+//! Issuing: ready entries wait per peer, and go to the transport in batches.
+
+use std::sync::Arc;
+
+use super::slots::{List, NONE, State};
+use super::{BUDGET, Core};
+use crate::Segment;
+use crate::code::{Stage, errno};
+use crate::sqe::Opcode;
+use crate::transport::{Caps, Direction, Driver, Hint, Op, Transport};
+
+/// An engine's driver on this core, shared by the core's rings on that engine.
+#[derive(Debug)]
+pub(super) struct DriverState {
+    /// Which engine. No handle on it: the rings keep it, and the last of them ends it.
+    pub(super) engine: u64,
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) caps: Caps,
+    pub(super) driver: Box<dyn Driver>,
+}
+
+/// One segment of one engine.
+#[derive(Debug)]
+pub(super) struct Peer {
+    driver: usize,
+    target: u32,
+    /// Tells when the segment has been reopened since.
+    segment: Option<Segment>,
+    /// Entries whose fences have signalled, in that order.
+    ready: List,
+    /// Entries with the transport.
+    in_flight: u32,
+    /// In `ready_peers`.
+    queued: bool,
+}
+
+impl Core {
+    /// Lines an entry up behind its peer's ready ones.
+    pub(super) fn make_ready(&mut self, slot: u32) {
+        self.slots[slot].state = State::Ready;
+        let peer = self.peer_of(slot);
+        self.peers[peer as usize].ready.push_back(&mut self.slots, slot);
+        self.queue_peer(peer);
+    }
+
+    pub(super) fn leave_ready(&mut self, slot: u32) {
+        let peer = self.peer_of(slot);
+        self.peers[peer as usize].ready.remove(&mut self.slots, slot);
+    }
+
+    /// An operation is not with the transport any more, or only for a while that the entry does not wait for.
+    pub(super) fn left_flight(&mut self, slot: u32) {
+        let peer = self.peer_of(slot);
+        self.peers[peer as usize].in_flight -= 1;
+        self.queue_peer(peer);
+    }
+
+    fn peer_of(&mut self, slot: u32) -> u32 {
+        let entry = &self.slots[slot];
+        let (ring, target) = (entry.ring, entry.sqe.target);
+        let known = self.rings[ring as usize].as_ref().and_then(|ring| ring.peers.get(target as usize).copied());
+        match known {
+            Some(peer) if peer != NONE => peer,
+            _ => self.meet(ring, target),
+        }
+    }
+
+    /// The peer that a ring names `target`, met for the first time by this ring.
+    fn meet(&mut self, ring: u32, target: u32) -> u32 {
+        let state = self.ring(ring);
+        let driver = state.driver;
+        let segment = state.engine().segment(target);
+        let known = self.peers.iter().position(|peer| peer.driver == driver && peer.target == target);
+        let peer = known.unwrap_or_else(|| {
+            self.peers.push(Peer { driver, target, segment, ready: List::new(), in_flight: 0, queued: false });
+            self.peers.len() - 1
+        }) as u32;
+        let peers = &mut self.ring(ring).peers;
+        if peers.len() <= target as usize {
+            peers.resize(target as usize + 1, NONE);
+        }
+        peers[target as usize] = peer;
+        peer
+    }
+
+    /// Gives a peer its turn, if it has ready entries and room in flight.
+    fn queue_peer(&mut self, index: u32) {
+        let peer = &mut self.peers[index as usize];
+        let room = self.drivers[peer.driver].caps.max_in_flight_per_peer;
+        if !peer.queued && !peer.ready.is_empty() && peer.in_flight < room {
+            peer.queued = true;
+            self.ready_peers.push_back(index);
+        }
+    }
+
+    /// Offers each waiting peer's next batch to its driver.
+    pub(super) fn issue(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..self.ready_peers.len() {
+            let Some(index) = self.ready_peers.pop_front() else { break };
+            self.peers[index as usize].queued = false;
+            any |= self.issue_batch(index);
+            self.queue_peer(index);
+        }
+        any
+    }
+
+    /// True if that got anything out of the way.
+    fn issue_batch(&mut self, index: u32) -> bool {
+        let peer = &self.peers[index as usize];
+        if peer.segment.as_ref().is_some_and(Segment::is_stale) {
+            return self.refuse_stale(index);
+        }
+        let DriverState { caps, driver, .. } = &mut self.drivers[peer.driver];
+        let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight).min(BUDGET);
+        self.ops.clear();
+        let mut next = peer.ready.front();
+        while let Some(slot) = next
+            && self.ops.len() < most as usize
+        {
+            let sqe = &self.slots[slot].sqe;
+            let direction = if sqe.op == Opcode::Read { Direction::Read } else { Direction::Write };
+            let token = self.slots.token(slot);
+            self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote: sqe.remote });
+            next = peer.ready.after(&self.slots, slot);
+        }
+        let target = peer.target;
+        let taken = driver.submit(target, &self.ops, self.now, &mut self.events);
+        let peer = &mut self.peers[index as usize];
+        for _ in 0..taken {
+            let slot = peer.ready.pop_front(&mut self.slots).expect("a driver takes no more than it was offered");
+            self.slots[slot].state = State::Issued;
+            self.slots[slot].issued = self.now;
+        }
+        peer.in_flight += taken as u32;
+        self.land_all();
+        taken > 0
+    }
+
+    fn refuse_stale(&mut self, index: u32) -> bool {
+        for _ in 0..BUDGET {
+            let Some(slot) = self.peers[index as usize].ready.pop_front(&mut self.slots) else { break };
+            self.conclude(slot, -errno::ESTALE, Stage::Issue, 0);
+        }
+        true
+    }
+
+    /// Looks for ends in every driver with operations in flight.
+    pub(super) fn poll_drivers(&mut self) -> (bool, Option<Hint>) {
+        let mut hint = None;
+        let mut any = false;
+        for DriverState { driver, .. } in &mut self.drivers {
+            if driver.in_flight() == 0 {
+                continue;
+            }
+            let wait = driver.poll(self.now, BUDGET, &mut self.events);
+            hint = Some(hint.map_or(wait, |other: Hint| other.sooner(wait)));
+        }
+        any |= !self.events.is_empty();
+        self.land_all();
+        (any, hint)
+    }
+
+    /// Between the transport's word and any notice of it: the place for a device's flush, once per turn.
+    fn land_all(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            self.land(event);
+        }
+        self.events = events;
+    }
+}

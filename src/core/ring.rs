@@ -1,0 +1,266 @@
+//! The core's side of one ring: its queues, and the completions that wait for room.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::slots::{List, Slots};
+use crate::Engine;
+use crate::cqe::Cqe;
+use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
+use crate::spsc::{Consumer, Producer};
+use crate::sqe::Sqe;
+use crate::sync::{Ordering, fence};
+use crate::transport::Nanos;
+
+/// Completions are published at the end of a turn, and after so many.
+const PUBLISH_EVERY: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct RingState {
+    shared: Arc<Shared>,
+    sq: Consumer<Sqe>,
+    cq: Producer<Cqe>,
+    /// Submitters' lanes, by number.
+    lanes: Vec<Option<Lane>>,
+    /// What is left of the word taken last.
+    current: Option<LaneWord>,
+    /// Slots whose completion found the CQ full, in order.
+    waiting: List,
+    /// Units of capacity given back, ever.
+    freed: u64,
+    /// Which of the core's drivers.
+    pub(super) driver: usize,
+    /// The first of its side blocks' edges.
+    side_edges: usize,
+    /// Its peers, by the transport's number.
+    pub(super) peers: Vec<u32>,
+    closing: Option<(Arc<Closing>, Nanos)>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    entries: Consumer<Sqe>,
+    /// Its submitter is gone: forget it once it is empty.
+    retired: bool,
+}
+
+/// The end of a ring, for the thread that closes it to wait for.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    /// How long to wait for operations in flight.
+    grace: Duration,
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Closing {
+    pub(crate) fn new(grace: Duration) -> Arc<Closing> {
+        Arc::new(Closing { grace, done: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    pub(super) fn finish(&self) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Blocks until the ring is closed, for at most `limit`. True if it is.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*done {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            done = self.changed.wait_timeout(done, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *done
+    }
+}
+
+impl RingState {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        sq: Consumer<Sqe>,
+        cq: Producer<Cqe>,
+        driver: usize,
+        side_edges: usize,
+    ) -> RingState {
+        RingState {
+            shared,
+            sq,
+            cq,
+            lanes: Vec::new(),
+            current: None,
+            waiting: List::new(),
+            freed: 0,
+            driver,
+            side_edges,
+            peers: Vec::new(),
+            closing: None,
+        }
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+
+    /// The ring's side blocks and the edge of the first fence of block `side`.
+    pub(super) fn side_edges(&self, side: u32) -> (Arc<Shared>, usize) {
+        (Arc::clone(&self.shared), self.side_edges + side as usize * MAX_FENCES)
+    }
+
+    pub(super) fn add_lane(&mut self, lane: u32, entries: Consumer<Sqe>) {
+        let at = lane as usize;
+        if self.lanes.len() <= at {
+            self.lanes.resize_with(at + 1, || None);
+        }
+        self.lanes[at] = Some(Lane { entries, retired: false });
+    }
+
+    pub(super) fn retire_lane(&mut self, lane: u32) {
+        if let Some(Some(gone)) = self.lanes.get_mut(lane as usize) {
+            gone.retired = true;
+            self.forget_if_empty(lane);
+        }
+    }
+
+    fn forget_if_empty(&mut self, lane: u32) {
+        let place = &mut self.lanes[lane as usize];
+        if place.as_ref().is_some_and(|lane| lane.retired && lane.entries.ready() == 0) {
+            *place = None;
+            self.shared.free_lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        }
+    }
+
+    /// The next entry: the owner's first, then the submitters' in the order of their publishes.
+    #[inline]
+    pub(super) fn next_entry(&mut self) -> Option<Sqe> {
+        self.sq.next().or_else(|| self.next_of_lanes())
+    }
+
+    fn next_of_lanes(&mut self) -> Option<Sqe> {
+        let word = match self.current {
+            Some(word) => word,
+            None => self.shared.published.pop()?,
+        };
+        let place = self.lanes.get_mut(word.lane as usize);
+        let Some(Some(lane)) = place else {
+            // The control that brings the lane was sent before the word, and will be found by the next turn.
+            self.current = Some(word);
+            return None;
+        };
+        let sqe = lane.entries.next().expect("a word is pushed after the entries that it counts");
+        let left = word.count - 1;
+        self.current = (left > 0).then_some(LaneWord { count: left, ..word });
+        if left == 0 {
+            lane.entries.release();
+            self.forget_if_empty(word.lane);
+        }
+        Some(sqe)
+    }
+
+    /// True if a completion can be posted now: none waits before it, and the CQ has a place. A closing ring's are dropped.
+    #[inline]
+    pub(super) fn has_room(&mut self) -> bool {
+        self.closing.is_some() || (self.waiting.is_empty() && self.cq.room() > 0)
+    }
+
+    #[inline]
+    pub(super) fn post(&mut self, cqe: Cqe) {
+        if self.closing.is_some() {
+            return;
+        }
+        self.cq.write(cqe).expect("the caller has seen room");
+        if self.cq.unpublished() >= PUBLISH_EVERY {
+            self.publish();
+        }
+    }
+
+    /// An entry has ended for good.
+    #[inline]
+    pub(super) fn give_back_unit(&mut self) {
+        self.freed += 1;
+    }
+
+    /// Lets everybody see what was taken, given back and posted.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        // In this order: whoever sees a unit given back finds a place in the SQ, and whoever reaps a completion finds its
+        // unit given back.
+        self.sq.release();
+        if let Some(LaneWord { lane, .. }) = self.current
+            && let Some(Some(lane)) = self.lanes.get_mut(lane as usize)
+        {
+            lane.entries.release();
+        }
+        if self.shared.freed.load(Ordering::Relaxed) != self.freed {
+            self.shared.freed.store(self.freed, Ordering::Release);
+        }
+        let posted = self.cq.publish() > 0;
+        if self.shared.settled.load(Ordering::Relaxed) != self.freed {
+            self.shared.settled.store(self.freed, Ordering::Release);
+        }
+        if posted {
+            self.shared.reaper.ring(self.cq.published());
+        }
+    }
+
+    pub(super) fn wait_for_room(&mut self, slots: &mut Slots, slot: u32) {
+        self.waiting.push_back(slots, slot);
+        self.shared.overflowing.store(true, Ordering::Relaxed);
+        // Pairs with the reaper's: either it sees the flag, or our next look at the CQ sees its room.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The first completion that waits, if there is room for it now.
+    pub(super) fn first_waiting(&mut self) -> Option<u32> {
+        let slot = self.waiting.front()?;
+        (self.closing.is_some() || self.cq.room() > 0).then_some(slot)
+    }
+
+    pub(super) fn stop_waiting(&mut self, slots: &mut Slots, slot: u32) {
+        self.waiting.remove(slots, slot);
+        if self.waiting.is_empty() {
+            self.shared.overflowing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The last look before sleeping.
+    pub(super) fn has_input(&self) -> bool {
+        self.sq.ready() > 0 || !self.shared.published.is_empty() || (!self.waiting.is_empty() && self.cq.has_room_now())
+    }
+
+    pub(super) fn close(&mut self, closing: Arc<Closing>, now: Nanos) {
+        self.shared.set_life(Life::Closed);
+        let deadline = now.saturating_add(closing.grace.as_nanos().try_into().unwrap_or(Nanos::MAX));
+        self.closing = Some((closing, deadline));
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        self.closing.as_ref().map(|&(_, deadline)| deadline)
+    }
+
+    /// The core forgets the ring.
+    pub(super) fn finish(mut self) {
+        self.publish();
+        if let Some((closing, _)) = self.closing.take() {
+            drop(self);
+            closing.finish();
+        }
+    }
+
+    /// The poller died: nothing is accepted any more, and waiters look up.
+    pub(super) fn die(&mut self) {
+        self.shared.set_life(Life::Dead);
+        self.wake_reaper();
+    }
+
+    pub(super) fn wake_reaper(&self) {
+        self.shared.reaper.ring_always();
+    }
+}

@@ -1,0 +1,205 @@
+//! Reaping: completions out of the queue, without blocking, blocking, or async.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
+
+use futures_core::Stream;
+
+use super::shared::{Life, Shared};
+use crate::cqe::Cqe;
+use crate::spsc::Consumer;
+use crate::sync::{Ordering, fence};
+
+/// A waiter spins so long at first, unless the transport's threads want the core.
+const SPIN: Duration = Duration::from_micros(5);
+/// Then it yields, and after this it sleeps.
+const AWAKE: Duration = Duration::from_micros(100);
+
+/// Why no completion is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// Waiting would never end: nothing submitted is outstanding, and no other submitter exists.
+    #[error("nothing is outstanding and no other submitter exists: submit something first")]
+    NothingOutstanding,
+    /// The limit passed and nothing is ready.
+    #[error("no completion within the limit")]
+    TimedOut,
+    /// The poller died; everything that was outstanding has been reaped.
+    #[error("the ring's poller died: everything outstanding was ended, build a new ring")]
+    PollerDead,
+}
+
+#[derive(Debug)]
+pub(super) struct Reaper {
+    shared: Arc<Shared>,
+    cq: Consumer<Cqe>,
+    threads_here: bool,
+}
+
+/// What a waiter finds when it looks.
+enum Look {
+    /// So many are ready, and no more are to be waited for.
+    Ready(usize),
+    /// None is ready and none can come.
+    Never(WaitError),
+    /// Wait for so many.
+    Wait(usize),
+}
+
+impl Reaper {
+    pub(super) fn new(shared: Arc<Shared>, cq: Consumer<Cqe>, threads_here: bool) -> Reaper {
+        Reaper { shared, cq, threads_here }
+    }
+
+    #[inline]
+    pub(super) fn queue(&mut self) -> CompletionQueue<'_> {
+        CompletionQueue { reaper: self }
+    }
+
+    pub(super) fn completions(&mut self) -> Completions<'_> {
+        Completions { reaper: self }
+    }
+
+    /// Gives room back to the core, which may have completions waiting for it.
+    #[inline]
+    fn release(&mut self) {
+        if self.cq.release() > 0 {
+            // Pairs with the core's: either we see the flag, or its next look at the CQ sees our room.
+            fence(Ordering::SeqCst);
+            if self.shared.overflowing.load(Ordering::Relaxed) {
+                self.shared.poller.ring_always();
+            }
+        }
+    }
+
+    fn look(&self, count: usize) -> Look {
+        // In this order: what is counted as settled has its completions visible.
+        let others = self.shared.submitters.load(Relaxed) > 0;
+        let outstanding = self.shared.outstanding() as usize;
+        let dead = self.shared.life() == Life::Dead;
+        let ready = self.cq.ready();
+        let count = count.min(self.cq.capacity());
+        if ready >= count {
+            return Look::Ready(ready);
+        }
+        if outstanding == 0 && (!others || dead) {
+            return match (ready, dead) {
+                (0, false) => Look::Never(WaitError::NothingOutstanding),
+                (0, true) => Look::Never(WaitError::PollerDead),
+                _ => Look::Ready(ready),
+            };
+        }
+        // Alone, no more than what is outstanding can come: each entry has at least one completion.
+        Look::Wait(if others { count } else { count.min(ready + outstanding) })
+    }
+
+    pub(super) fn wait(&mut self, count: usize, limit: Option<Duration>) -> Result<usize, WaitError> {
+        let start = Instant::now();
+        let deadline = limit.and_then(|limit| start.checked_add(limit));
+        loop {
+            let want = match self.look(count) {
+                Look::Ready(ready) => return Ok(ready),
+                Look::Never(error) => return Err(error),
+                Look::Wait(want) => want,
+            };
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                let ready = self.cq.ready();
+                return if ready > 0 { Ok(ready) } else { Err(WaitError::TimedOut) };
+            }
+            let waited = now - start;
+            if waited < SPIN && !self.threads_here {
+                std::hint::spin_loop();
+            } else if waited < AWAKE {
+                yield_now();
+            } else {
+                let position = self.cq.position() + want as u64;
+                self.shared.reaper.park(position, deadline, || !matches!(self.look(count), Look::Wait(_)));
+            }
+        }
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Cqe, WaitError>> {
+        loop {
+            if let Some(cqe) = self.cq.next() {
+                self.release();
+                return Poll::Ready(Ok(cqe));
+            }
+            match self.look(1) {
+                Look::Ready(_) => {}
+                Look::Never(error) => return Poll::Ready(Err(error)),
+                Look::Wait(_) => {
+                    let position = self.cq.position() + 1;
+                    let ready = || !matches!(self.look(1), Look::Wait(_));
+                    if !self.shared.reaper.poll(position, context.waker(), ready) {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Cqe, WaitError> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+}
+
+/// The reaping end, borrowed from its ring: an iterator over the completions that are ready, which never blocks. Dropping
+/// it gives the room of what it returned back.
+#[derive(Debug)]
+pub struct CompletionQueue<'ring> {
+    reaper: &'ring mut Reaper,
+}
+
+impl CompletionQueue<'_> {
+    /// Completions ready to reap.
+    pub fn len(&self) -> usize {
+        self.reaper.cq.ready()
+    }
+
+    /// True if none is ready.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Most completions it holds. More wait, in order, with the poller.
+    pub fn capacity(&self) -> usize {
+        self.reaper.cq.capacity()
+    }
+}
+
+impl Iterator for CompletionQueue<'_> {
+    type Item = Cqe;
+
+    #[inline]
+    fn next(&mut self) -> Option<Cqe> {
+        self.reaper.cq.next()
+    }
+}
+
+impl Drop for CompletionQueue<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.reaper.release();
+    }
+}
+
+/// Completions as a stream, borrowed from their ring. It ends when nothing is outstanding and no other submitter exists.
+#[derive(Debug)]
+pub struct Completions<'ring> {
+    reaper: &'ring mut Reaper,
+}
+
+impl Stream for Completions<'_> {
+    type Item = Cqe;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Cqe>> {
+        self.get_mut().reaper.poll_next(context).map(Result::ok)
+    }
+}

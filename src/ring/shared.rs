@@ -1,0 +1,224 @@
+//! What the two ends of a ring and its core share.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+
+use crate::doorbell::Doorbell;
+use crate::engine::Engine;
+use crate::fence::FenceInner;
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
+
+/// Most fences on one entry.
+pub(crate) const MAX_FENCES: usize = 64;
+
+/// Whether a ring takes entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Life {
+    Open,
+    Closed,
+    /// Its poller died.
+    Dead,
+}
+
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    /// Most entries accepted and not ended.
+    pub(crate) capacity: u64,
+    /// Units of capacity taken, ever. Written by producers.
+    pub(crate) accepted: CachePadded<AtomicU64>,
+    /// Units given back, ever. Written by the core.
+    pub(crate) freed: CachePadded<AtomicU64>,
+    /// The same, stored after the completions are visible: `freed` is stored before, so that whoever reaps a completion
+    /// finds its unit given back.
+    pub(crate) settled: AtomicU64,
+    life: AtomicU8,
+    /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some.
+    pub(crate) overflowing: AtomicBool,
+    /// Wakes the poller.
+    pub(crate) poller: Arc<Doorbell>,
+    /// Wakes the reaper, by position in the CQ.
+    pub(crate) reaper: Doorbell,
+    pub(crate) sides: Sides,
+    /// Submitters that exist.
+    pub(crate) submitters: AtomicUsize,
+    /// One word for each publish of a submitter: its lane and how many entries.
+    pub(crate) published: ArrayQueue<LaneWord>,
+    /// Numbers of lanes that can be used again.
+    pub(crate) free_lanes: Mutex<Vec<u32>>,
+    /// The first lane number never used.
+    lanes: AtomicU32,
+}
+
+/// A submitter has published `count` entries in `lane`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneWord {
+    pub(crate) lane: u32,
+    pub(crate) count: u32,
+}
+
+impl Shared {
+    pub(crate) fn new(engine: Engine, capacity: u32, poller: Arc<Doorbell>) -> Shared {
+        Shared {
+            engine,
+            capacity: u64::from(capacity),
+            accepted: CachePadded::new(AtomicU64::new(0)),
+            freed: CachePadded::new(AtomicU64::new(0)),
+            settled: AtomicU64::new(0),
+            life: AtomicU8::new(Life::Open as u8),
+            overflowing: AtomicBool::new(false),
+            poller,
+            reaper: Doorbell::new(),
+            sides: Sides::new((capacity / 8).max(1)),
+            submitters: AtomicUsize::new(0),
+            // Each word stands for at least one accepted entry, so it never overflows.
+            published: ArrayQueue::new(capacity as usize),
+            free_lanes: Mutex::default(),
+            lanes: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        match self.life.load(Ordering::Acquire) {
+            0 => Life::Open,
+            1 => Life::Closed,
+            _ => Life::Dead,
+        }
+    }
+
+    pub(crate) fn set_life(&self, life: Life) {
+        self.life.fetch_max(life as u8, Ordering::AcqRel);
+    }
+
+    /// Entries accepted whose last completion is not visible yet.
+    pub(crate) fn outstanding(&self) -> u64 {
+        // `settled` first: read last, it could count units that `accepted` did not.
+        let settled = self.settled.load(Ordering::Acquire);
+        self.accepted.load(Ordering::Acquire).saturating_sub(settled)
+    }
+
+    /// A number for a new lane.
+    pub(crate) fn take_lane(&self) -> u32 {
+        let mut free = self.free_lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        free.pop().unwrap_or_else(|| self.lanes.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Takes one unit of capacity, for producers that share them.
+    pub(crate) fn take_unit(&self) -> bool {
+        let mut accepted = self.accepted.load(Ordering::Relaxed);
+        loop {
+            // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
+            if accepted - self.freed.load(Ordering::Acquire) >= self.capacity {
+                return false;
+            }
+            match self.accepted.compare_exchange_weak(accepted, accepted + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => accepted = now,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("capacity", &self.capacity)
+            .field("outstanding", &self.outstanding())
+            .field("life", &self.life())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The pool of side blocks: an eighth of the ring. A block is owned by whoever holds its index.
+pub(crate) struct Sides {
+    blocks: Box<[UnsafeCell<Side>]>,
+    free: ArrayQueue<u32>,
+}
+
+// SAFETY: a block is touched only by the one that took its index out of `free`, or was handed it with an entry.
+unsafe impl Sync for Sides {}
+// SAFETY: the pointers in the blocks are owned counts of `FenceInner`, which is Send and Sync.
+unsafe impl Send for Sides {}
+
+/// What an entry carries that does not fit into its cache line: several fences, each an owned `Arc` as a raw pointer.
+struct Side {
+    fences: [*const FenceInner; MAX_FENCES],
+    count: usize,
+}
+
+impl Sides {
+    fn new(count: u32) -> Sides {
+        let empty = || UnsafeCell::new(Side { fences: [ptr::null(); MAX_FENCES], count: 0 });
+        let free = ArrayQueue::new(count as usize);
+        for index in 0..count {
+            free.push(index).expect("the queue has a place for each block");
+        }
+        Sides { blocks: (0..count).map(|_| empty()).collect(), free }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Takes a block for these fences, at most [`MAX_FENCES`]; `None` if all are in use.
+    pub(crate) fn fill<'a>(&self, fences: impl Iterator<Item = &'a Arc<FenceInner>>) -> Option<u32> {
+        let index = self.free.pop()?;
+        // SAFETY: the index just came out of `free`, so the block is ours.
+        let side = unsafe { &mut *self.blocks[index as usize].get() };
+        side.count = 0;
+        for (place, fence) in side.fences.iter_mut().zip(fences) {
+            *place = Arc::into_raw(Arc::clone(fence));
+            side.count += 1;
+        }
+        Some(index)
+    }
+
+    /// Shows the fences of a block.
+    ///
+    /// # Safety
+    /// The caller holds the block `index`, and does not empty it meanwhile.
+    pub(crate) unsafe fn fences(&self, index: u32) -> impl Iterator<Item = Arc<FenceInner>> + '_ {
+        // SAFETY: the caller holds the block.
+        let side = unsafe { &*self.blocks[index as usize].get() };
+        side.fences[..side.count].iter().map(|&fence| {
+            // SAFETY: each pointer is an owned count from `into_raw`; a new one is made for the caller.
+            unsafe {
+                Arc::increment_strong_count(fence);
+                Arc::from_raw(fence)
+            }
+        })
+    }
+
+    /// Lets go of a block's fences and gives it back.
+    ///
+    /// # Safety
+    /// The caller holds the block `index`, and forgets it.
+    pub(crate) unsafe fn empty(&self, index: u32) {
+        // SAFETY: the caller holds the block.
+        let side = unsafe { &mut *self.blocks[index as usize].get() };
+        for fence in &side.fences[..side.count] {
+            // SAFETY: an owned count from `into_raw`, let go of once: `count` is reset below.
+            drop(unsafe { Arc::from_raw(*fence) });
+        }
+        side.count = 0;
+        self.free.push(index).expect("a block that was out has its place");
+    }
+}
+
+impl Drop for Sides {
+    fn drop(&mut self) {
+        for side in &mut self.blocks {
+            let side = side.get_mut();
+            for fence in &side.fences[..side.count] {
+                // SAFETY: an owned count from `into_raw`; blocks that were emptied have none.
+                drop(unsafe { Arc::from_raw(*fence) });
+            }
+        }
+    }
+}
