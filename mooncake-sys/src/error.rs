@@ -105,8 +105,11 @@ pub enum Reason {
     /// Packages of different versions are in the folder.
     #[error("packages of different versions are there ({0}): which one is engine.so?")]
     SeveralVersions(String),
-    /// The wheel's version is none that this crate knows the layout of.
-    #[error("wheel version {version} is unknown; known are {}", version::known())]
+    /// The wheel's version is none that this crate knows the layout of and trusts.
+    #[error(
+        "wheel version {version} is none of those known to work ({})",
+        version::known()
+    )]
     UnknownVersion {
         /// The version that was found.
         version: String,
