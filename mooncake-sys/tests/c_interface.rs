@@ -23,8 +23,8 @@ fn every_call_arrives_as_it_was_made() {
         std::mem::forget(library);
         function
     };
-    // SAFETY: it answers a static text, and no call of the fake runs meanwhile.
     let last = || {
+        // SAFETY: it answers a static text, and no call of the fake runs meanwhile.
         unsafe { CStr::from_ptr(last_call()) }
             .to_str()
             .unwrap()
