@@ -107,6 +107,14 @@ impl Api {
             .is_some_and(|version| version.request_bytes >= version::WITH_TASK_GROUP)
     }
 
+    /// Whether the tasks of a refused submit may be asked about, and their batch freed: with wheels from 0.3.13. In older ones
+    /// asking ends the process (a failed assertion) and the batch stays busy for ever. What a library does is not known,
+    /// so this says no.
+    pub fn can_ask_after_refusal(&self) -> bool {
+        // The same version brought both.
+        self.has_task_groups()
+    }
+
     /// Sets what Mooncake (through glog) writes to standard error, for the whole process.
     ///
     /// The first call makes Mooncake read its environment variables (`MC_…`): set those before. Without this function,
@@ -128,7 +136,8 @@ impl Api {
     /// [`local_ip_and_port`](Self::local_ip_and_port) is the name to give to peers. `auto_discover`: install the
     /// transports that the machine's network cards suggest.
     ///
-    /// Safe to call, though not free of effects on the process: the engine starts threads.
+    /// The engine starts threads. **Metadata with a scheme that the library was not built for end the process**: the wheels
+    /// have `http`, `https` and `etcd`, and take a text without a scheme, `p2phandshake` for one, for an etcd server.
     pub fn create_engine(
         &self,
         metadata: &CStr,
@@ -496,8 +505,9 @@ impl Api {
 
     /// `submitTransfer`: adds tasks to a batch, in order, and starts them. May block while it connects.
     ///
-    /// An error does not say that nothing was started: ask for the status of the call's first task. "Invalid argument" means
-    /// that nothing was; else ask all of them until each has ended.
+    /// An error does not say that nothing was started. Where [`can_ask_after_refusal`](Self::can_ask_after_refusal) says so, ask
+    /// for the status of the call's first task: "invalid argument" means that nothing was; else ask all of them until each has
+    /// ended. Elsewhere ask nothing more about the batch, and free neither it nor its memory.
     ///
     /// # Safety
     ///

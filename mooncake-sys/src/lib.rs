@@ -39,7 +39,7 @@
 //! the wheel's version decides, and only versions that this crate was run with are accepted: 0.3.12, 0.3.12.post1, 0.3.13
 //! and 0.3.13.post1, for any Python from 3.10 to 3.13. (Older ones report a WRITE over TCP as complete before the target has
 //! applied it.) The package may be `mooncake-transfer-engine-non-cuda` or one of those for CUDA, `mooncake-transfer-engine`
-//! and `mooncake-transfer-engine-cuda13`, which are laid out alike. They need the system's `libibverbs.so.1`, `libnuma.so.1` and `libcurl.so.4` (`apt-get install libibverbs1 libnuma1 libcurl4`); what the
+//! and `mooncake-transfer-engine-cuda13`, which export the same functions and have not been run. They need the system's `libibverbs.so.1`, `libnuma.so.1` and `libcurl.so.4` (`apt-get install libibverbs1 libnuma1 libcurl4`); what the
 //! system lacks is also looked for in `.mooncake/lib`, and in `nvidia/` beside the wheel.
 //!
 //! `engine.so` is a Python module. In a process without Python, a stand-in for Python's symbols is loaded first, for every

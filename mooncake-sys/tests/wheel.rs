@@ -79,10 +79,10 @@ impl Engine {
                     results.push(self.api.get_transfer_status(self.at, batch, task)?);
                 }
             }
-            // After a refused submit 0.3.12 keeps the batch busy for ever; it has no task that runs.
-            let freed = self.api.free_batch_id(self.at, batch);
-            submitted?;
-            freed.map(|()| results)
+            if submitted.is_ok() || self.api.can_ask_after_refusal() {
+                self.api.free_batch_id(self.at, batch)?;
+            }
+            submitted.map(|()| results)
         }
     }
 
