@@ -128,6 +128,9 @@ impl Core {
         if self.dead {
             return self.turn_dead();
         }
+        for ring in 0..self.rings.len() as u32 {
+            self.close_step(ring);
+        }
         worked |= self.gate.take_fired();
         self.gate.poll(now, BUDGET);
         self.gate.step_timelines(BUDGET);
@@ -140,7 +143,6 @@ impl Core {
         worked |= ended;
         for ring in 0..self.rings.len() as u32 {
             self.post_waiting(ring);
-            self.close_step(ring);
         }
         if worked {
             self.last_work = now;
@@ -523,6 +525,7 @@ impl Core {
                 entry.quiet = true;
                 entry.res = if entry.notif { 0 } else { -errno::EOWNERDEAD };
                 entry.detail = 0;
+                entry.landed = self.now;
                 entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | flags;
                 entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
