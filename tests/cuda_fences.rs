@@ -448,12 +448,14 @@ fn the_log_of_calls_keeps_the_promises() {
     s.fake.take_log();
     let started = Instant::now();
     let mut expected = HashMap::<u64, Vec<u64>>::new(); // events of each stream, in order
+    let mut fences = Vec::new(); // kept, so that each has an event of its own
     for round in 0..20 {
         for stream in &streams {
             s.fake.delay(stream.as_raw(), Duration::from_millis(1));
             let fence = stream.fence().unwrap();
             s.load(2 * round, &[&fence]);
             s.load(2 * round + 1, &[&fence]);
+            fences.push(fence);
         }
     }
     s.ring.wait_timeout(80, LIMIT).unwrap();
