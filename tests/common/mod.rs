@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use moonring::sim::Sim;
-use moonring::{Cqe, Engine, Entry, Refusal, Region, Registered, Ring, Segment, opcode};
+use moonring::{Cqe, Engine, Entry, Refusal, Region, RegionInfo, Registered, Ring, Segment, opcode};
 
 /// Nothing here takes nearly as long; a test that would hang fails instead.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -16,6 +16,8 @@ pub struct Setup {
     pub ours: Registered,
     pub theirs: Registered,
     pub peer: Segment,
+    /// Of `theirs`.
+    info: RegionInfo,
 }
 
 impl Setup {
@@ -35,12 +37,13 @@ impl Setup {
         let theirs = other.register(Region::alloc(1 << 20).unwrap()).unwrap();
         let peer = engine.open_segment(other.name(), LIMIT).unwrap();
         let ring = Ring::builder().grace(Duration::from_millis(100)).build(entries, &engine).unwrap();
-        Setup { engine, ring, ours, theirs, peer }
+        let info = theirs.info();
+        Setup { engine, ring, ours, theirs, peer, info }
     }
 
     /// A read of `len` bytes at the same offset of both sides.
     pub fn read(&self, offset: usize, len: usize) -> Entry {
-        let remote = self.peer.slice(&self.theirs.info(), offset as u64, len as u64).unwrap();
+        let remote = self.peer.slice(&self.info, offset as u64, len as u64).unwrap();
         opcode::Read::new(self.ours.slice(offset..offset + len).unwrap(), remote).build()
     }
 

@@ -1,0 +1,77 @@
+//! No allocation per operation in steady state, in moonring's own code: counted by a global allocator, on every thread of
+//! this process, so it is alone in its program.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+mod common;
+
+use common::Setup;
+use moonring::{fence, opcode};
+
+struct Counting;
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTING.load(SeqCst) {
+            ALLOCATIONS.fetch_add(1, SeqCst);
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+fn count(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.load(SeqCst);
+    COUNTING.store(true, SeqCst);
+    work();
+    COUNTING.store(false, SeqCst);
+    ALLOCATIONS.load(SeqCst) - before
+}
+
+/// One step as engines do it: a batch of loads behind one fence, signalled late, waited for and reaped.
+fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>) {
+    let (signaller, fence) = fences.pop().unwrap();
+    for n in 0..32 {
+        let entry = setup.read(n * 64, 64).wait(&fence).user_data(n as u64);
+        setup.push(entry);
+    }
+    setup.push(opcode::Nop::new().build());
+    setup.ring.submit();
+    signaller.signal();
+    let mut reaped = 0;
+    while reaped < 33 {
+        setup.ring.wait(1).unwrap();
+        reaped += setup.ring.completion().count();
+    }
+}
+
+#[test]
+fn steady_state_allocates_nothing() {
+    let mut setup = Setup::loopback(64);
+    // A fence is one allocation, by its maker; they are made beforehand so that only the ring's work is counted.
+    let mut fences: Vec<_> = (0..1500).map(|_| fence::host()).collect();
+    for _ in 0..500 {
+        step(&mut setup, &mut fences);
+    }
+    let allocations = count(|| {
+        for _ in 0..1000 {
+            step(&mut setup, &mut fences);
+        }
+    });
+    assert_eq!(allocations, 0, "in 33,000 operations");
+    // The count can fail.
+    assert_eq!(count(|| drop(Box::new(1))), 1);
+}
