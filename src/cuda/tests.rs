@@ -407,7 +407,9 @@ fn contexts_are_shared_counted_and_released() {
     let adopted = unsafe { Context::adopt(other) }.unwrap();
     let stream = Stream::new(&adopted).unwrap();
     becomes(&stream.fence().unwrap(), SIGNALLED);
+    assert_eq!((fake.live().streams, fake.live().events), (before.streams + 1, before.events + 1));
     drop((stream, adopted));
+    assert_eq!((fake.live().streams, fake.live().events), (before.streams, before.events), "while the context lives");
     // SAFETY: a context of this test.
     unsafe { sys::cuCtxDestroy_v2(other.cast()) }.result().unwrap();
     set_current(ptr::null_mut());
@@ -420,7 +422,9 @@ fn a_context_nobody_asked_for_is_not_made() {
     let fake = fake();
     let other = create_context();
     let before = fake.live();
+    fake.calls();
     Context::current().unwrap_err();
+    assert!(!fake.calls().contains(&"cuDevicePrimaryCtxRetain"), "that would have made the primary context");
     // SAFETY: of the current context, which lives until the end.
     let stream = unsafe { Stream::adopt(1 as RawHandle) }.unwrap();
     assert_eq!(stream.context().as_raw(), other);
