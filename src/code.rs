@@ -7,16 +7,20 @@ use std::fmt;
 pub mod errno {
     pub const EIO: i32 = 5;
     pub const EAGAIN: i32 = 11;
+    pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
     pub const EINVAL: i32 = 22;
     pub const EPROTO: i32 = 71;
+    pub const EBADMSG: i32 = 74;
     pub const EOPNOTSUPP: i32 = 95;
+    pub const ENOBUFS: i32 = 105;
     pub const ESHUTDOWN: i32 = 108;
     pub const ETIMEDOUT: i32 = 110;
     pub const ESTALE: i32 = 116;
     pub const EREMOTEIO: i32 = 121;
     pub const ECANCELED: i32 = 125;
     pub const EOWNERDEAD: i32 = 130;
+    pub const ENOTRECOVERABLE: i32 = 131;
 }
 
 /// Where in its life an entry ended. Together with the errno it names the cause: see `docs/semantics.md`.

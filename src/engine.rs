@@ -125,6 +125,40 @@ impl Engine {
     /// [`RegisterError`]: an empty or wrapping range, one that overlaps another without being equal to it, or what the
     /// transport says.
     pub unsafe fn register_foreign(&self, address: u64, len: u64, location: &str) -> Result<Registered, RegisterError> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { self.enter_foreign(address, len, location, false) }
+    }
+
+    /// Names memory that somebody else has registered with an adopted engine ([`mooncake::adopt`](crate::mooncake::adopt)), so
+    /// that entries may use it. The transport is not asked, and unregistering it here only ends its use in entries. Otherwise
+    /// as [`register_foreign`](Self::register_foreign).
+    ///
+    /// # Safety
+    /// As for [`register_foreign`](Self::register_foreign); and the whole range is registered with the engine, and stays so
+    /// until it was unregistered here.
+    ///
+    /// # Errors
+    /// As for [`register_foreign`](Self::register_foreign).
+    #[cfg(feature = "mooncake")]
+    pub unsafe fn adopt_registration(
+        &self,
+        address: u64,
+        len: u64,
+        location: &str,
+    ) -> Result<Registered, RegisterError> {
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { self.enter_foreign(address, len, location, true) }
+    }
+
+    /// # Safety
+    /// As for the two callers above; `known` tells that the transport has the range already.
+    unsafe fn enter_foreign(
+        &self,
+        address: u64,
+        len: u64,
+        location: &str,
+        known: bool,
+    ) -> Result<Registered, RegisterError> {
         let memory = RawMemory { address, len };
         let refuse = |why: String| {
             Err(RegisterError {
@@ -137,7 +171,7 @@ impl Engine {
         };
         let mut regions = self.inner.lock_regions();
         for other in &regions.live {
-            if other.memory == memory && !other.is_own() {
+            if other.memory == memory && !other.is_own() && other.known == known {
                 region::add_registration(other);
                 return Ok(Registered { region: Arc::clone(other), engine: self.clone() });
             }
@@ -145,11 +179,13 @@ impl Engine {
                 return refuse(format!("it overlaps {}, which is registered; unregister that first", other.memory));
             }
         }
-        // SAFETY: the caller's promise is the one that `register` asks for.
-        if let Err(cause) = unsafe { self.inner.transport.register(memory, location) } {
-            return Err(RegisterError { region: None, cause });
+        if !known {
+            // SAFETY: the caller's promise is the one that `register` asks for.
+            if let Err(cause) = unsafe { self.inner.transport.register(memory, location) } {
+                return Err(RegisterError { region: None, cause });
+            }
         }
-        let region = RegionInner::foreign(self.inner.id, memory, location);
+        let region = RegionInner::foreign(self.inner.id, memory, location, known);
         regions.live.push(Arc::clone(&region));
         drop(regions);
         Ok(Registered { region, engine: self.clone() })
@@ -165,7 +201,9 @@ impl Engine {
             region.reopen();
             return Ok(());
         }
-        if let Err(cause) = self.inner.transport.unregister(region.memory) {
+        if !region.known
+            && let Err(cause) = self.inner.transport.unregister(region.memory)
+        {
             region::add_registration(region);
             region.reopen();
             return Err(cause.into());
@@ -255,8 +293,16 @@ impl EngineInner {
 impl Drop for EngineInner {
     fn drop(&mut self) {
         if self.transport.close().is_err() {
-            // Something may still write there: never give the memory back.
+            // Something may still write there: never give the addresses back. Pages that no operation uses can go.
             let regions = std::mem::take(&mut *self.lock_regions());
+            for region in &regions.live {
+                if region.close().is_ok() {
+                    if !region.known {
+                        let _ = self.transport.unregister(region.memory);
+                    }
+                    let _ = region.seal();
+                }
+            }
             std::mem::forget(regions);
         }
     }

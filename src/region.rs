@@ -102,6 +102,8 @@ pub(crate) struct RegionInner {
     pub(crate) engine: u64,
     pub(crate) memory: RawMemory,
     pub(crate) location: String,
+    /// Foreign memory that somebody else has registered with the transport, and will unregister.
+    pub(crate) known: bool,
     /// `None` for foreign memory.
     mapping: Option<Mapping>,
     /// Foreign memory registered again, exactly: how often. Guarded by the engine's lock on its regions.
@@ -115,18 +117,19 @@ pub(crate) struct RegionInner {
 impl RegionInner {
     pub(crate) fn own(engine: u64, region: Region, location: &str) -> Arc<RegionInner> {
         let memory = RawMemory { address: region.mapping.address.addr().get() as u64, len: region.mapping.len as u64 };
-        RegionInner::new(engine, memory, location, Some(region.mapping))
+        RegionInner::new(engine, memory, location, Some(region.mapping), false)
     }
 
-    pub(crate) fn foreign(engine: u64, memory: RawMemory, location: &str) -> Arc<RegionInner> {
-        RegionInner::new(engine, memory, location, None)
+    pub(crate) fn foreign(engine: u64, memory: RawMemory, location: &str, known: bool) -> Arc<RegionInner> {
+        RegionInner::new(engine, memory, location, None, known)
     }
 
-    fn new(engine: u64, memory: RawMemory, location: &str, mapping: Option<Mapping>) -> Arc<RegionInner> {
+    fn new(engine: u64, memory: RawMemory, location: &str, mapping: Option<Mapping>, known: bool) -> Arc<RegionInner> {
         Arc::new(RegionInner {
             engine,
             memory,
             location: location.to_owned(),
+            known,
             mapping,
             registered: AtomicU32::new(1),
             closed: AtomicBool::new(false),

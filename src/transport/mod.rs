@@ -250,6 +250,6 @@ pub trait Driver: Send + fmt::Debug {
     /// Looks for ends, at most about `budget` of them, and says how to wait for the rest.
     fn poll(&mut self, now: Nanos, budget: u32, out: &mut Vec<Event>) -> Hint;
 
-    /// Operations taken and not quiet.
+    /// What there is for `poll` to look after: 0 if it need not be called.
     fn in_flight(&self) -> usize;
 }

@@ -1,0 +1,374 @@
+//! A poller's side: tasks in batches, each asked about until it has ended.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use mooncake_sys::{
+    BatchId, CallError, EXCEPTION, OPCODE_READ, OPCODE_WRITE, STATUS_CANCELED, STATUS_COMPLETED, STATUS_FAILED,
+    STATUS_INVALID, STATUS_PENDING, STATUS_TIMEOUT, STATUS_WAITING, TransferRequest,
+};
+
+use super::transport::{Live, MAX_BATCH, Peer, Shared};
+use crate::code::{Stage, errno};
+use crate::transport::{Direction, Driver, Event, Hint, Nanos, Op, Token};
+
+/// Operations up to this length share batches, longer ones have their own: a batch is freed when its last task has ended.
+const SMALL: u32 = 64 << 10;
+/// How long after its last news a batch is asked about in every turn.
+const EAGER: Nanos = 100_000;
+/// The longest time between two looks at a batch.
+const RARELY: Nanos = 5_000_000;
+/// A look that is due sooner is yielded for: a sleep would overshoot it.
+const SLEEP_LEAST: Nanos = 50_000;
+
+/// Mooncake's code for a batch that it does not free yet.
+const BATCH_BUSY: i32 = 4;
+/// Mooncake's code for a task that a batch does not have.
+const INVALID_ARGUMENT: i32 = 1;
+
+pub(super) struct MooncakeDriver {
+    shared: Arc<Shared>,
+    /// The shared table as far as it was needed here, without its lock.
+    peers: Vec<Option<Arc<Peer>>>,
+    /// Places for batches; those not in `due` are in `spare`.
+    batches: Vec<Batch>,
+    spare: Vec<u32>,
+    /// Every batch that is not freed, by the moment of the next look.
+    due: BinaryHeap<Reverse<(Nanos, u32)>>,
+    /// Scratch, empty between calls.
+    requests: Vec<TransferRequest>,
+}
+
+// SAFETY: the addresses in the scratch vector are only that, and it is empty between calls; all else is `Send`.
+unsafe impl Send for MooncakeDriver {}
+
+#[derive(Debug, Default)]
+struct Batch {
+    id: BatchId,
+    peer: Option<Arc<Peer>>,
+    tasks: Vec<Task>,
+    /// Tasks that have not ended, one bit each.
+    running: u128,
+    /// Those of them whose result was given already.
+    told: u128,
+    /// When a task ended last, or the batch began.
+    news: Nanos,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Task {
+    op: Token,
+    len: u32,
+}
+
+/// What Mooncake says of a task.
+enum Word {
+    Running,
+    /// It has ended: its result, and Mooncake's number.
+    Ended {
+        res: i32,
+        detail: i32,
+    },
+    /// It is given up on, and may go on.
+    Lost {
+        errno: i32,
+        detail: i32,
+    },
+}
+
+impl MooncakeDriver {
+    pub(super) fn new(shared: Arc<Shared>) -> MooncakeDriver {
+        MooncakeDriver {
+            shared,
+            peers: Vec::new(),
+            batches: Vec::new(),
+            spare: Vec::new(),
+            due: BinaryHeap::new(),
+            requests: Vec::with_capacity(MAX_BATCH as usize),
+        }
+    }
+
+    fn peer(&mut self, target: u32) -> Option<Arc<Peer>> {
+        let at = target as usize;
+        if self.peers.len() <= at {
+            self.peers.resize(at + 1, None);
+        }
+        let place = &mut self.peers[at];
+        if place.is_none() {
+            *place = self.shared.peer(target);
+        }
+        place.clone()
+    }
+
+    /// A place for a batch, with no tasks.
+    fn place(&mut self) -> u32 {
+        self.spare.pop().unwrap_or_else(|| {
+            self.batches.push(Batch { tasks: Vec::with_capacity(MAX_BATCH as usize), ..Batch::default() });
+            self.batches.len() as u32 - 1
+        })
+    }
+
+    /// Starts those of `ops` that are of one size class, as one batch.
+    fn start(&mut self, live: &Live<'_>, peer: &Arc<Peer>, ops: &[Op], small: bool, now: Nanos, out: &mut Vec<Event>) {
+        let place = self.place();
+        let batch = &mut self.batches[place as usize];
+        for op in ops.iter().filter(|op| (op.len <= SMALL) == small) {
+            batch.tasks.push(Task { op: op.token, len: op.len });
+            self.requests.push(TransferRequest {
+                opcode: match op.direction {
+                    Direction::Read => OPCODE_READ,
+                    Direction::Write => OPCODE_WRITE,
+                },
+                source: op.local as *mut c_void,
+                target_id: peer.segment,
+                file_id: 0,
+                target_offset: op.remote,
+                length: u64::from(op.len),
+            });
+        }
+        let count = batch.tasks.len();
+        if count == 0 {
+            self.spare.push(place);
+            return;
+        }
+        let Shared { api, grouping, unquiet, .. } = &*self.shared;
+        unquiet.fetch_add(count, Ordering::Relaxed);
+        peer.in_flight.fetch_add(count as u32, Ordering::Relaxed);
+        let engine = live.engine();
+        // SAFETY: the engine is live. Each local range stays valid until we report its operation quiet, which we do only after
+        // its task has ended, or was not started.
+        let begun = unsafe {
+            api.allocate_batch_id(engine, count).map_err(Refused::Batch).and_then(|id| {
+                batch.id = id;
+                let Err(error) = api.submit_transfer(engine, id, &self.requests, *grouping) else { return Ok(()) };
+                if !api.can_ask_after_refusal() {
+                    return Err(Refused::Unknown(error));
+                }
+                match api.get_transfer_status(engine, id, 0) {
+                    Err(no_task) if no_task.code == INVALID_ARGUMENT => {
+                        // Nothing was started. A batch without tasks is free at once; if not, it is only lost.
+                        let _ = api.free_batch_id(engine, id);
+                        Err(Refused::Submit(error))
+                    }
+                    // Some were started: each has its own end.
+                    _ => Ok(()),
+                }
+            })
+        };
+        self.requests.clear();
+        match begun {
+            Ok(()) => {
+                batch.peer = Some(Arc::clone(peer));
+                batch.running = u128::MAX >> (u128::BITS as usize - count);
+                batch.told = 0;
+                batch.news = now;
+                self.due.push(Reverse((now + 1, place)));
+            }
+            Err(refused) => {
+                let (stage, errno, detail, quiet) = refused.result();
+                for task in batch.tasks.drain(..) {
+                    out.push(Event::Result { op: task.op, res: -errno, stage, detail, quiet });
+                }
+                self.spare.push(place);
+                if quiet {
+                    unquiet.fetch_sub(count, Ordering::Release);
+                    peer.in_flight.fetch_sub(count as u32, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Asks about every running task of a batch and frees it after the last. How long to wait before the next look, or
+    /// `None` if there is none.
+    fn look(&mut self, live: &Live<'_>, place: u32, now: Nanos, out: &mut Vec<Event>) -> Option<Nanos> {
+        let batch = &mut self.batches[place as usize];
+        let mut left = batch.running;
+        let mut ended = 0;
+        while left != 0 {
+            let task = left.trailing_zeros();
+            let bit = 1 << task;
+            left ^= bit;
+            let Task { op, len } = batch.tasks[task as usize];
+            match ask(&self.shared, live, batch.id, task as usize, len) {
+                Word::Running => {}
+                Word::Ended { res, detail } => {
+                    out.push(match batch.told & bit {
+                        0 => Event::Result { op, res, stage: Stage::Transfer, detail, quiet: true },
+                        _ => Event::Quiet { op, detail },
+                    });
+                    batch.running ^= bit;
+                    ended += 1;
+                }
+                Word::Lost { errno, detail } => {
+                    if batch.told & bit == 0 {
+                        batch.told |= bit;
+                        out.push(Event::Result { op, res: -errno, stage: Stage::Transfer, detail, quiet: false });
+                    }
+                }
+            }
+        }
+        if ended > 0 {
+            batch.news = now;
+            self.shared.unquiet.fetch_sub(ended, Ordering::Release);
+            if let Some(peer) = &batch.peer {
+                peer.in_flight.fetch_sub(ended as u32, Ordering::Relaxed);
+            }
+        }
+        if batch.running == 0 && self.free(live, place) {
+            return None;
+        }
+        Some(pause(now - self.batches[place as usize].news))
+    }
+
+    /// True if the batch is done with.
+    fn free(&mut self, live: &Live<'_>, place: u32) -> bool {
+        let batch = &mut self.batches[place as usize];
+        // SAFETY: the engine is live. Every task was seen to have ended, and the batch's number is forgotten unless it stays.
+        match unsafe { self.shared.api.free_batch_id(live.engine(), batch.id) } {
+            Err(error) if error.code == BATCH_BUSY => false,
+            // Whether it is freed after another error is not known, so it is never named again.
+            Ok(()) | Err(_) => {
+                batch.tasks.clear();
+                batch.peer = None;
+                self.spare.push(place);
+                true
+            }
+        }
+    }
+}
+
+/// How long to leave a batch alone that had its last news so long ago.
+fn pause(age: Nanos) -> Nanos {
+    if age < EAGER { 1 } else { (age / 16).min(RARELY) }
+}
+
+fn ask(shared: &Shared, live: &Live<'_>, batch: BatchId, task: usize, len: u32) -> Word {
+    // SAFETY: the engine is live, and the batch is not freed before all of its tasks have ended.
+    let status = || unsafe { shared.api.get_transfer_status(live.engine(), batch, task) };
+    let lost = |errno, detail| Word::Lost { errno, detail };
+    match status().map(|status| status.status) {
+        Ok(STATUS_WAITING | STATUS_PENDING) => Word::Running,
+        Ok(STATUS_COMPLETED) => {
+            // Mooncake reads the count before the state, and both without a barrier: only a second answer has the count, and
+            // only behind a barrier are the bytes there.
+            fence(Ordering::Acquire);
+            match status() {
+                Ok(status) if status.transferred_bytes == u64::from(len) => {
+                    Word::Ended { res: len as i32, detail: STATUS_COMPLETED }
+                }
+                _ => Word::Ended { res: -errno::EBADMSG, detail: STATUS_COMPLETED },
+            }
+        }
+        Ok(STATUS_FAILED) => Word::Ended { res: -errno::EIO, detail: STATUS_FAILED },
+        Ok(STATUS_TIMEOUT) => lost(errno::ETIMEDOUT, STATUS_TIMEOUT),
+        Ok(STATUS_INVALID) => lost(errno::EINVAL, STATUS_INVALID),
+        Ok(STATUS_CANCELED) => lost(errno::ECANCELED, STATUS_CANCELED),
+        Ok(unknown) => lost(errno::EPROTO, unknown),
+        Err(error) => lost(errno::EREMOTEIO, error.code),
+    }
+}
+
+/// A submit that was refused.
+enum Refused {
+    /// There was no batch to be had. Nothing was started.
+    Batch(CallError),
+    /// Nothing was started.
+    Submit(CallError),
+    /// What was started cannot be asked.
+    Unknown(CallError),
+}
+
+impl Refused {
+    /// Stage, errno, detail, and whether the local ranges are quiet.
+    fn result(&self) -> (Stage, i32, i32, bool) {
+        match self {
+            Refused::Batch(error) => (Stage::Issue, errno::ENOBUFS, error.code, true),
+            Refused::Submit(error) => {
+                let errno = match error.code {
+                    INVALID_ARGUMENT => errno::EINVAL,
+                    2 => errno::EBUSY,
+                    3 => errno::EFAULT,
+                    8 => errno::EOPNOTSUPP,
+                    EXCEPTION => errno::EPROTO,
+                    _ => errno::EIO,
+                };
+                (Stage::Issue, errno, error.code, true)
+            }
+            Refused::Unknown(error) => (Stage::Transfer, errno::ENOTRECOVERABLE, error.code, false),
+        }
+    }
+}
+
+impl Driver for MooncakeDriver {
+    fn submit(&mut self, target: u32, ops: &[Op], now: Nanos, out: &mut Vec<Event>) -> usize {
+        let shared = Arc::clone(&self.shared);
+        let (Some(live), Some(peer)) = (shared.live(), self.peer(target)) else {
+            let closed = |op: &Op| Event::Result {
+                op: op.token,
+                res: -errno::ESHUTDOWN,
+                stage: Stage::Issue,
+                detail: 0,
+                quiet: true,
+            };
+            out.extend(ops.iter().map(closed));
+            return ops.len();
+        };
+        let room = shared.queue.saturating_sub(peer.in_flight.load(Ordering::Relaxed));
+        let taken = ops.len().min(room as usize).min(MAX_BATCH as usize);
+        for small in [true, false] {
+            self.start(&live, &peer, &ops[..taken], small, now, out);
+        }
+        taken
+    }
+
+    fn poll(&mut self, now: Nanos, budget: u32, out: &mut Vec<Event>) -> Hint {
+        let shared = Arc::clone(&self.shared);
+        let Some(live) = shared.live() else {
+            // The engine's end was the end of everything that ran on it.
+            self.due.clear();
+            return Hint::Sleep { until: None };
+        };
+        let enough = out.len() + budget as usize;
+        while let Some(&Reverse((due, place))) = self.due.peek() {
+            if due > now {
+                let soon = due - now < SLEEP_LEAST;
+                return if soon { Hint::Yield } else { Hint::Sleep { until: Some(due) } };
+            }
+            if out.len() >= enough {
+                return Hint::Now;
+            }
+            self.due.pop();
+            if let Some(pause) = self.look(&live, place, now, out) {
+                self.due.push(Reverse((now + pause, place)));
+            }
+        }
+        Hint::Sleep { until: None }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.due.len()
+    }
+}
+
+impl fmt::Debug for MooncakeDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MooncakeDriver").field("batches", &self.due.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_batch_is_asked_ever_more_rarely() {
+        assert_eq!(pause(0), 1);
+        assert_eq!(pause(EAGER - 1), 1);
+        assert_eq!(pause(16_000_000), 1_000_000);
+        assert_eq!(pause(3_600_000_000_000), RARELY);
+    }
+}
