@@ -2,6 +2,8 @@
 #![cfg(feature = "mooncake")]
 
 mod peer;
+mod results;
+mod sick;
 
 use moonring::{Region, Ring, Stage, opcode};
 use peer::{LIMIT, Peer, alone, engine, fill, matching};

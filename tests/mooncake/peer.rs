@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use moonring::{Engine, Region, RegionInfo, Registered, Ring, mooncake, opcode};
 
@@ -52,6 +52,32 @@ pub fn this_test(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"]);
     command
+}
+
+/// Runs the calling test again in a process of its own with `variables` set, since Mooncake reads them once. True in that
+/// process; false in this one, after it has passed there.
+pub fn rerun(name: &str, variables: &[(&str, &str)]) -> bool {
+    const INSIDE: &str = "MOONRING_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let _alone = alone();
+    // Its output is no result of this run: whoever counts results reads standard output.
+    let mut child =
+        this_test(name).env(INSIDE, "1").envs(variables.iter().copied()).stdout(std::io::stderr()).spawn().unwrap();
+    let end = Instant::now() + 3 * LIMIT;
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if Instant::now() > end => {
+                let _ = child.kill();
+                break child.wait().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(status.success(), "{name} with {variables:?}: {status}");
+    false
 }
 
 /// A peer; killed when dropped, or when this process dies.
@@ -125,12 +151,12 @@ impl Peer {
     /// True once it has ended, within the limit.
     pub fn ends_when_told(mut self, limit: Duration) -> bool {
         drop(self.commands.take());
-        let end = std::time::Instant::now() + limit;
+        let end = Instant::now() + limit;
         loop {
             if self.child.try_wait().unwrap().is_some() {
                 return true;
             }
-            if std::time::Instant::now() > end {
+            if Instant::now() > end {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(5));
