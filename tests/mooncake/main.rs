@@ -1,6 +1,8 @@
 //! The Mooncake transport on a real engine over TCP, with peers in other processes.
 #![cfg(feature = "mooncake")]
 
+mod adopted;
+mod memory;
 mod peer;
 mod results;
 mod sick;
