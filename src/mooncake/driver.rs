@@ -361,14 +361,4 @@ impl fmt::Debug for MooncakeDriver {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_silent_batch_is_asked_ever_more_rarely() {
-        assert_eq!(pause(0), 1);
-        assert_eq!(pause(EAGER - 1), 1);
-        assert_eq!(pause(16_000_000), 1_000_000);
-        assert_eq!(pause(3_600_000_000_000), RARELY);
-    }
-}
+mod tests;

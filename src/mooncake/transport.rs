@@ -89,6 +89,15 @@ impl Shared {
         self.peers.read().unwrap_or_else(PoisonError::into_inner).get(target as usize).cloned()
     }
 
+    /// Numbers a segment for drivers.
+    pub(super) fn number(&self, segment: SegmentId) -> u32 {
+        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        // Opened again, a segment keeps Mooncake's number: what is in flight towards it counts together.
+        let known = peers.iter().find(|peer| peer.segment == segment).cloned();
+        peers.push(known.unwrap_or_else(|| Arc::new(Peer { segment, in_flight: AtomicU32::new(0) })));
+        peers.len() as u32 - 1
+    }
+
     fn live_for(&self, what: &str) -> Result<Live<'_>, TransportError> {
         self.live().ok_or_else(|| TransportError { what: what.to_owned(), code: 0, why: "the engine is closed".into() })
     }
@@ -167,7 +176,7 @@ impl fmt::Debug for Shared {
 
 #[derive(Debug)]
 pub(super) struct Mooncake {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Mooncake {
@@ -256,11 +265,7 @@ unsafe impl Transport for Mooncake {
         };
         let segment = segment.map_err(fail)?;
         shared.warm(&live, segment).map_err(fail)?;
-        let mut peers = shared.peers.write().unwrap_or_else(PoisonError::into_inner);
-        // Opened again, a segment keeps Mooncake's number: what is in flight towards it counts together.
-        let known = peers.iter().find(|peer| peer.segment == segment).cloned();
-        peers.push(known.unwrap_or_else(|| Arc::new(Peer { segment, in_flight: AtomicU32::new(0) })));
-        Ok(peers.len() as u32 - 1)
+        Ok(shared.number(segment))
     }
 
     fn close(&self) -> Result<(), Busy> {

@@ -25,7 +25,7 @@ fn good_and_bad_entries_of_one_submit_have_their_own_results() {
     let beyond = peer.info.address + peer.info.len;
     for at in 0..ENTRIES {
         // Outside, overrunning the end by one byte, and near address 0.
-        let bad = [beyond + 1 << 20, beyond - PAGE as u64 + 1, 8][at % 3];
+        let bad = [beyond + (1 << 20), beyond - PAGE as u64 + 1, 8][at % 3];
         let remote = if is_bad(at) { bad } else { peer.info.address + (at * PAGE) as u64 };
         let write = opcode::Write::new(region.slice(at * PAGE..(at + 1) * PAGE).unwrap(), segment.at(remote));
         ring.submission().push(write.build().user_data(at as u64)).unwrap();
