@@ -4,6 +4,7 @@
 mod adopted;
 mod memory;
 mod peer;
+mod restart;
 mod results;
 mod sick;
 

@@ -22,12 +22,17 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Environment variables for [`engine`]: a metadata server's URL, and the engine's name there.
+pub const METADATA: &str = "MOONRING_TEST_METADATA";
+pub const NAME: &str = "MOONRING_TEST_NAME";
+
 /// An engine in this process that writes nothing to standard error.
 pub fn engine() -> Engine {
-    mooncake::builder("127.0.0.1")
-        .log_level(mooncake::LogLevel::Fatal)
-        .build()
-        .unwrap_or_else(|error| panic!("{error}"))
+    let mut builder = mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal);
+    if let Ok(url) = std::env::var(METADATA) {
+        builder = builder.metadata(mooncake::Metadata::Http(url)).name(std::env::var(NAME).unwrap());
+    }
+    builder.build().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Byte `at` of the pattern called `seed`.
@@ -207,6 +212,13 @@ pub fn serve() -> bool {
             }
             "unregister" => {
                 answer(format!("{:?}", region.unregister()));
+            }
+            // Ends the engine as it should end, which takes its entries out of the metadata.
+            "leave" => {
+                drop((ring, region, engine));
+                answer("left".into());
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(0) }
             }
             other => panic!("no such command: {other}"),
         }
