@@ -1,0 +1,65 @@
+//! The command line.
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+
+/// Loads KV-cache pages from a prefill side while the compute stream still copies into them, with and without fences
+///
+/// Each step queues copies into some pages, and a load of the same pages. With fences the loads wait for the copies and
+/// every byte is right; without them late copies overwrite what was loaded. Every byte of every page is checked. Succeeds
+/// if no page is corrupted with fences and some are without.
+#[derive(Debug, Parser)]
+#[command(name = "ring_demo")]
+pub struct Args {
+    /// What moves the bytes
+    #[arg(long, value_enum, default_value_t = Transport::Loopback)]
+    pub transport: Transport,
+
+    /// Steps of each of the two runs
+    #[arg(long, value_name = "COUNT", default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+
+    /// Pages that each step copies and loads
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = count(4096))]
+    pub pages_per_step: usize,
+
+    /// Bytes of a page, a multiple of 8
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 10, value_parser = page_size)]
+    pub page_size: usize,
+
+    /// Steps in flight at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = count(64))]
+    pub depth: usize,
+
+    /// Print the results as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// Copies inside one process; needs no set-up
+    Loopback,
+}
+
+impl Transport {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Loopback => "loopback",
+        }
+    }
+}
+
+fn count(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+fn page_size(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1 << 30;
+    match text.parse() {
+        Ok(bytes @ 8..=MOST) if bytes % 8 == 0 => Ok(bytes),
+        _ => Err(format!("a page has 8 to {MOST} bytes, a multiple of 8")),
+    }
+}

@@ -1,0 +1,85 @@
+//! The ring demo, as a user runs it.
+
+use std::env;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn demo(args: &[&str]) -> Output {
+    let test = env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/ring_demo");
+    let output = Command::new(&program).args(args).output();
+    output.unwrap_or_else(|error| panic!("{}: {error}; run `cargo build --example ring_demo`", program.display()))
+}
+
+/// Runs the demo for `STEPS` steps of `PAGES` pages and checks what it says.
+fn run_and_check(transport: &str) {
+    const STEPS: u64 = 40;
+    const PAGES: u64 = 8;
+    const PAGE_SIZE: u64 = 16384;
+    let (steps, pages, page_size) = (STEPS.to_string(), PAGES.to_string(), PAGE_SIZE.to_string());
+    let output = demo(&[
+        "--json",
+        "--transport",
+        transport,
+        "--steps",
+        &steps,
+        "--pages-per-step",
+        &pages,
+        "--page-size",
+        &page_size,
+    ]);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{stdout}\n{stderr}", output.status);
+    let last = stdout.lines().last().expect("the demo prints a line");
+    let results: Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error} in {last}"));
+
+    let integer = |key: &str| results[key].as_u64().unwrap_or_else(|| panic!("{key} in {last}"));
+    assert_eq!(results["transport"], transport);
+    assert_eq!(integer("steps"), STEPS);
+    assert_eq!(integer("pages"), STEPS * PAGES);
+    assert_eq!(integer("bytes"), STEPS * PAGES * PAGE_SIZE);
+    assert_eq!(integer("verified"), STEPS * PAGES);
+    assert_eq!(integer("corrupted_with_fences"), 0);
+    assert!((1..=STEPS * PAGES).contains(&integer("corrupted_without_fences")), "{last}");
+    assert!(results["gigabytes_per_second"].as_f64().is_some_and(|speed| speed > 0.0), "{last}");
+    for times in ["gate_us", "wire_us", "total_us"] {
+        let [p50, p99, max] = ["p50", "p99", "max"].map(|key| results[times][key].as_f64().expect(last));
+        assert!(0.0 <= p50 && p50 <= p99 && p99 <= max, "{times} in {last}");
+    }
+    // A load waits at the gate for the kernel that is in front of its step's copies, and is on the wire after that.
+    let median = |times: &str| results[times]["p50"].as_f64().unwrap();
+    assert!(median("gate_us") > 0.0, "{last}");
+    assert!(median("total_us") >= median("gate_us"), "{last}");
+}
+
+#[test]
+fn loopback() {
+    run_and_check("loopback");
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    for (args, value) in [
+        (["--steps", "0"], "'0'"),
+        (["--page-size", "65537"], "'65537'"),
+        (["--pages-per-step", "many"], "'many'"),
+        (["--depth", "1000"], "'1000'"),
+        (["--transport", "pigeon"], "'pigeon'"),
+    ] {
+        let output = demo(&args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+        assert!(stderr.contains(value) && stderr.contains(args[0]), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn impossible_sizes_are_named() {
+    let output = demo(&["--transport=loopback", "--depth=64", "--pages-per-step=4096", "--page-size=1073741824"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("524288 pages of 1073741824 bytes"), "{stderr}");
+}
