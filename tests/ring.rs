@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use moonring::{Engine, Refusal, Region, Registered, Ring, Segment, Stage, WaitError, fence, opcode};
+use moonring::{Engine, Entry, Refusal, Region, Registered, Ring, Segment, Stage, WaitError, fence, opcode};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -79,4 +79,34 @@ fn a_full_ring_gives_the_entry_back() {
     ring.submit_and_wait(1).unwrap();
     assert_eq!(ring.completion().next().unwrap().user_data(), 9);
     assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+}
+
+/// A ring that is always full has room for one more entry for each completion that was reaped, at once.
+fn room_comes_with_the_completion(ring: &mut Ring, mut entry: impl FnMut() -> Entry) {
+    const ENTRIES: usize = 64;
+    for _ in 0..ENTRIES {
+        ring.submission().push(entry()).unwrap();
+    }
+    ring.submit();
+    let mut reaped = 0;
+    while reaped < 100_000 {
+        ring.wait(1).unwrap();
+        let count = ring.completion().count();
+        for _ in 0..count {
+            ring.submission().push(entry()).unwrap_or_else(|refused| panic!("after {reaped}: {refused}"));
+        }
+        ring.submit();
+        reaped += count;
+    }
+}
+
+#[test]
+fn a_reaped_completion_makes_room() {
+    let Setup { mut ring, ours, theirs, peer } = setup(64);
+    room_comes_with_the_completion(&mut ring, || opcode::Nop::new().build());
+    ring.wait(64).unwrap();
+    assert_eq!(ring.completion().count(), 64);
+    room_comes_with_the_completion(&mut ring, || {
+        opcode::Read::new(ours.slice(0..8).unwrap(), peer.at(theirs.address())).build()
+    });
 }

@@ -261,8 +261,8 @@ impl Core {
             any = true;
             // What ends at once, with room in the CQ, needs no slot.
             if sqe.op == Opcode::Nop && sqe.side == Sqe::NO_SIDE && sqe.fence.is_null() && ring.has_room() {
-                ring.post(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0));
                 ring.give_back_unit();
+                ring.post(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0));
             } else {
                 self.admit(index, sqe);
             }
@@ -382,11 +382,13 @@ impl Core {
     fn post_now(&mut self, slot: u32) {
         let entry = &mut self.slots[slot];
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
-        ring.post(cqe_of(entry));
+        let cqe = cqe_of(entry);
         if entry.quiet {
             ring.give_back_unit();
+            ring.post(cqe);
             self.slots.release(slot);
         } else {
+            ring.post(cqe);
             entry.state = State::Overdue;
         }
     }

@@ -177,7 +177,7 @@ impl RingState {
         }
     }
 
-    /// An entry has ended for good.
+    /// An entry has ended for good. Called before its completion is posted, which may publish both.
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
         self.freed += 1;
