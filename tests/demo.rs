@@ -1,15 +1,22 @@
 //! The ring demo, as a user runs it.
 
-use std::env;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
 
 use serde_json::Value;
 
-fn demo(args: &[&str]) -> Output {
+/// Starts the demo. `cargo test` builds it, `cargo test --test demo` does not.
+fn start(args: &[&str]) -> Child {
     let test = env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples/ring_demo");
-    let output = Command::new(&program).args(args).output();
-    output.unwrap_or_else(|error| panic!("{}: {error}; run `cargo build --example ring_demo`", program.display()))
+    let child = Command::new(&program).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    child.unwrap_or_else(|error| panic!("{}: {error}; run `cargo build --example ring_demo`", program.display()))
+}
+
+fn demo(args: &[&str]) -> Output {
+    start(args).wait_with_output().unwrap()
 }
 
 /// Runs the demo for `STEPS` steps of `PAGES` pages and checks what it says.
@@ -57,6 +64,88 @@ fn run_and_check(transport: &str) {
 #[test]
 fn loopback() {
     run_and_check("loopback");
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn mooncake() {
+    run_and_check("mooncake-tcp");
+}
+
+/// A demo that is under way on a real Mooncake, for more steps than it will be let do.
+struct Running {
+    demo: Child,
+    stderr: BufReader<ChildStderr>,
+    prefill: u32,
+}
+
+impl Running {
+    fn start() -> Running {
+        let mut demo = start(&["--json", "--steps", "1000000"]);
+        let mut stderr = BufReader::new(demo.stderr.take().unwrap());
+        let mut said = String::new();
+        let prefill = loop {
+            let mut line = String::new();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "the demo ended: {said}");
+            if let Some(rest) = line.strip_prefix("the prefill side is process ") {
+                break rest.split(' ').next().unwrap().parse().unwrap();
+            }
+            said += &line;
+        };
+        // Let transfers run.
+        thread::sleep(Duration::from_millis(300));
+        Running { demo, stderr, prefill }
+    }
+
+    fn rest_of_stderr(&mut self) -> String {
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        rest
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing running.
+        let _ = self.demo.kill();
+        let _ = self.demo.wait();
+    }
+}
+
+fn signal(process: u32, signal: i32) {
+    // SAFETY: `kill` takes numbers only.
+    assert_eq!(unsafe { libc::kill(process as i32, signal) }, 0);
+}
+
+/// False for a process that has ended, whether or not anybody has asked for its status: such a one has no command line.
+fn runs(process: u32) -> bool {
+    fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn a_killed_prefill_side_ends_the_demo_with_an_error() {
+    let mut running = Running::start();
+    signal(running.prefill, libc::SIGKILL);
+    let stderr = running.rest_of_stderr();
+    assert_eq!(running.demo.wait().unwrap().code(), Some(1), "{stderr}");
+    assert!(stderr.contains("the load of page"), "{stderr}");
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn the_prefill_side_ends_with_the_demo() {
+    for stop in [libc::SIGINT, libc::SIGKILL] {
+        let mut running = Running::start();
+        assert!(runs(running.prefill));
+        signal(running.demo.id(), stop);
+        assert!(!running.demo.wait().unwrap().success());
+        let end = Instant::now() + Duration::from_secs(30);
+        while runs(running.prefill) {
+            assert!(Instant::now() < end, "process {} outlives its demo", running.prefill);
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 #[test]

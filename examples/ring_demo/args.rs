@@ -1,7 +1,12 @@
 //! The command line.
 
+use std::error::Error;
+
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
+use moonring::Engine;
+#[cfg(feature = "mooncake")]
+use moonring::mooncake::{self, LogLevel};
 
 /// Loads KV-cache pages from a prefill side while the compute stream still copies into them, with and without fences
 ///
@@ -12,7 +17,7 @@ use clap::{Parser, ValueEnum};
 #[command(name = "ring_demo")]
 pub struct Args {
     /// What moves the bytes
-    #[arg(long, value_enum, default_value_t = Transport::Loopback)]
+    #[arg(long, value_enum, default_value_t = Transport::MooncakeTcp)]
     pub transport: Transport,
 
     /// Steps of each of the two runs
@@ -34,11 +39,17 @@ pub struct Args {
     /// Print the results as one line of JSON
     #[arg(long)]
     pub json: bool,
+
+    /// Be the prefill side of the demo that started this process
+    #[arg(long, hide = true)]
+    pub prefill: bool,
 }
 
 /// What moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
+    /// A real Mooncake over TCP between two processes; needs `cargo xtask setup`
+    MooncakeTcp,
     /// Copies inside one process; needs no set-up
     Loopback,
 }
@@ -47,7 +58,21 @@ impl Transport {
     /// Its name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
+            Transport::MooncakeTcp => "mooncake-tcp",
             Transport::Loopback => "loopback",
+        }
+    }
+
+    /// A new engine: the one line that differs between the transports.
+    pub fn engine(self) -> Result<Engine, Box<dyn Error>> {
+        match self {
+            #[cfg(feature = "mooncake")]
+            Transport::MooncakeTcp => Ok(mooncake::builder("127.0.0.1").log_level(LogLevel::Error).build()?),
+            #[cfg(not(feature = "mooncake"))]
+            Transport::MooncakeTcp => {
+                Err("built without the feature `mooncake`: only --transport loopback works".into())
+            }
+            Transport::Loopback => Ok(Engine::loopback()),
         }
     }
 }

@@ -7,13 +7,13 @@
 //! the transfer knows nothing of streams, and a copy that comes after the load overwrites it.
 //!
 //! ```text
-//!                   the scheduler queues                what happens
+//!             the scheduler queues               what happens
 //!
-//!   stream          kernel, copy into page 7      ...kernel............ copy -> page 7   the page is lost
-//!   ring            load into page 7                 load -> page 7
+//!   without   stream: kernel, copy to page 7     [------ kernel ------][copy]    the loaded page is lost
+//!             ring:   load to page 7              [load]
 //!
-//!   stream          kernel, copy into page 7      ...kernel............ copy -> page 7, fence signals
-//!   ring            load into page 7, .wait(&fence)                                        load -> page 7
+//!   with      stream: kernel, copy to page 7     [------ kernel ------][copy]    fence signals
+//!             ring:   load to page 7, waits                                  [load]
 //! ```
 //!
 //! With moonring the stream gives one fence behind the step's copies, and the step's loads wait for it: in the ring, not
@@ -40,9 +40,6 @@ use args::Args;
 use prefill::Prefill;
 use report::Outcome;
 use stream::Stream;
-
-/// The kernel that is in front of each step's copies on the stream: what makes them late.
-const KERNEL: Duration = Duration::from_micros(300);
 
 /// How long the prefill side may take to answer.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -104,7 +101,7 @@ impl Decode<'_> {
             ring: Ring::builder().build(entries as u32, engine)?,
             peer: engine.open_segment(&prefill.info.segment, LIMIT)?,
             remote: prefill.info.clone(),
-            remote_pages: prefill.pages,
+            remote_pages: prefill::page_count(args),
             groups: (0..args.depth).map(|_| Group::default()).collect(),
             pool,
             page,
@@ -126,7 +123,7 @@ impl Decode<'_> {
                 self.start(started, group, fences)?;
                 started += 1;
             }
-            self.ring.wait_timeout(1, LIMIT)?;
+            self.ring.wait_timeout(1, LIMIT).map_err(|error| format!("after {done} steps, in {LIMIT:?}: {error}"))?;
             for group in self.reap(&mut outcome)? {
                 self.check(group, &mut outcome)?;
                 free.push(group);
@@ -145,7 +142,7 @@ impl Decode<'_> {
         let count = self.args.pages_per_step;
         self.groups[group] = Group { step, left: count + 1, pushed: Vec::with_capacity(count) };
 
-        self.stream.kernel(KERNEL);
+        self.stream.kernel(kernel_time(count * size));
         for index in 0..count {
             self.stream.copy(index * size, self.offset(group, index), size);
         }
@@ -220,6 +217,12 @@ impl Decode<'_> {
     }
 }
 
+/// How long the kernel runs that is in front of a step's copies and makes them late: half a nanosecond for each byte of the
+/// step's pages, which is about what loading them takes, and never less than half a millisecond.
+fn kernel_time(bytes: usize) -> Duration {
+    Duration::from_nanos(bytes as u64 / 2).max(Duration::from_micros(500))
+}
+
 /// A group and an index in it as one number, which comes back in the completion.
 fn user_data(group: usize, index: usize) -> u64 {
     (group as u64) << 32 | index as u64
@@ -240,7 +243,7 @@ fn progress_bar(steps: usize, fences: Fences) -> ProgressBar {
 }
 
 fn demo(args: &Args) -> Result<(), Box<dyn Error>> {
-    let engine = Engine::loopback();
+    let engine = args.transport.engine()?;
     let prefill = Prefill::start(args)?;
     let mut decode = Decode::new(args, &engine, &prefill)?;
     let fenced = decode.run(Fences::On)?;
@@ -267,10 +270,12 @@ fn demo(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn main() -> ExitCode {
-    match demo(&Args::parse()) {
+    let args = Args::parse();
+    let (side, result) = if args.prefill { ("prefill side: ", prefill::serve(&args)) } else { ("", demo(&args)) };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("{side}error: {error}");
             ExitCode::FAILURE
         }
     }
