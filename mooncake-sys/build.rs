@@ -21,10 +21,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let stub = out.join("libmoonring_pystub.so");
     let mut command = cc::Build::new().pic(true).get_compiler().to_command();
-    command
-        .args(["-shared", "-Wl,-soname,libmoonring_pystub.so", "-o"])
-        .arg(&stub)
-        .arg("shim/pystub.c");
+    command.args(["-shared", "-Wl,-soname,libmoonring_pystub.so", "-o"]).arg(&stub).arg("shim/pystub.c");
     match command.status() {
         Ok(status) if status.success() => {}
         Ok(status) => fail(&format!("{command:?}: {status}")),

@@ -68,8 +68,6 @@ fn answer(f: impl FnOnce() -> Result<(), Box<dyn Error>>) -> *mut c_char {
     match f() {
         Ok(()) => ptr::null_mut(),
         // Never freed: the process ends soon.
-        Err(error) => CString::new(error.to_string())
-            .unwrap_or_default()
-            .into_raw(),
+        Err(error) => CString::new(error.to_string()).unwrap_or_default().into_raw(),
     }
 }

@@ -8,9 +8,7 @@ use std::ptr::{self, NonNull};
 use crate::error::{CallError, NO_CODE};
 use crate::image::Image;
 use crate::shim;
-use crate::types::{
-    BatchId, BufferEntry, SegmentId, TransferEngine, TransferRequest, TransferStatus, Transport,
-};
+use crate::types::{BatchId, BufferEntry, SegmentId, TransferEngine, TransferRequest, TransferStatus, Transport};
 use crate::version::{self, Version};
 
 /// The functions of one loaded engine library, the same whatever it was loaded from. Lives for ever; from
@@ -76,18 +74,8 @@ pub enum LogLevel {
 }
 
 impl Api {
-    pub(crate) fn new(
-        source: *mut shim::Source,
-        image: Image,
-        path: PathBuf,
-        wheel: Option<Version>,
-    ) -> Self {
-        Self {
-            source,
-            image,
-            path,
-            wheel,
-        }
+    pub(crate) fn new(source: *mut shim::Source, image: Image, path: PathBuf, wheel: Option<Version>) -> Self {
+        Self { source, image, path, wheel }
     }
 
     /// The file that was loaded, or its bare name where the loader found it on its search path.
@@ -102,9 +90,7 @@ impl Api {
 
     /// Whether [`Grouping::Each`] has an effect: with wheels from 0.3.13. The C interface has no room for it.
     pub fn has_task_groups(&self) -> bool {
-        self.wheel
-            .as_ref()
-            .is_some_and(|version| version.request_bytes >= version::WITH_TASK_GROUP)
+        self.wheel.as_ref().is_some_and(|version| version.request_bytes >= version::WITH_TASK_GROUP)
     }
 
     /// Whether the tasks of a refused submit may be asked about, and their batch freed: with wheels from 0.3.13. In older ones
@@ -124,9 +110,7 @@ impl Api {
     pub fn set_log_level(&self, level: LogLevel) -> Result<(), CallError> {
         check(
             // SAFETY: the handle is a loaded image's.
-            |text, room| unsafe {
-                shim::moonring_log_level(self.image.handle(), level as c_int, text, room)
-            },
+            |text, room| unsafe { shim::moonring_log_level(self.image.handle(), level as c_int, text, room) },
             || format!("set_log_level({level:?})"),
         )
     }
@@ -147,11 +131,7 @@ impl Api {
         auto_discover: bool,
     ) -> Result<NonNull<TransferEngine>, CallError> {
         let mut engine = ptr::null_mut();
-        let call = || {
-            format!(
-                "createTransferEngine({metadata:?}, {local_name:?}, {ip_or_host:?}, {rpc_port})"
-            )
-        };
+        let call = || format!("createTransferEngine({metadata:?}, {local_name:?}, {ip_or_host:?}, {rpc_port})");
         check(
             // SAFETY: the strings end with a zero.
             |text, room| unsafe {
@@ -169,11 +149,7 @@ impl Api {
             },
             call,
         )?;
-        NonNull::new(engine).ok_or_else(|| CallError {
-            call: call(),
-            code: NO_CODE,
-            message: String::new(),
-        })
+        NonNull::new(engine).ok_or_else(|| CallError { call: call(), code: NO_CODE, message: String::new() })
     }
 
     /// `destroyTransferEngine`. Waits for the engine's threads; nothing touches memory on its behalf afterwards.
@@ -185,9 +161,7 @@ impl Api {
     pub unsafe fn destroy_engine(&self, engine: NonNull<TransferEngine>) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
-            |text, room| unsafe {
-                shim::moonring_destroy(self.source, engine.as_ptr(), text, room)
-            },
+            |text, room| unsafe { shim::moonring_destroy(self.source, engine.as_ptr(), text, room) },
             || "destroyTransferEngine".into(),
         )
     }
@@ -197,23 +171,13 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn local_ip_and_port(
-        &self,
-        engine: NonNull<TransferEngine>,
-    ) -> Result<String, CallError> {
+    pub unsafe fn local_ip_and_port(&self, engine: NonNull<TransferEngine>) -> Result<String, CallError> {
         let mut name = Text::new();
         let (at, capacity) = name.room();
         check(
             // SAFETY: as promised by the caller; `name` has the room that it says.
             |text, room| unsafe {
-                shim::moonring_local_ip_and_port(
-                    self.source,
-                    engine.as_ptr(),
-                    at,
-                    capacity,
-                    text,
-                    room,
-                )
+                shim::moonring_local_ip_and_port(self.source, engine.as_ptr(), at, capacity, text, room)
             },
             || "getLocalIpAndPort".into(),
         )?;
@@ -248,11 +212,7 @@ impl Api {
             },
             call,
         )?;
-        NonNull::new(transport).ok_or_else(|| CallError {
-            call: call(),
-            code: NO_CODE,
-            message: String::new(),
-        })
+        NonNull::new(transport).ok_or_else(|| CallError { call: call(), code: NO_CODE, message: String::new() })
     }
 
     /// `uninstallTransport`.
@@ -268,13 +228,7 @@ impl Api {
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe {
-                shim::moonring_uninstall(
-                    self.source,
-                    engine.as_ptr(),
-                    protocol.as_ptr(),
-                    text,
-                    room,
-                )
+                shim::moonring_uninstall(self.source, engine.as_ptr(), protocol.as_ptr(), text, room)
             },
             || format!("uninstallTransport({protocol:?})"),
         )
@@ -285,11 +239,7 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn open_segment(
-        &self,
-        engine: NonNull<TransferEngine>,
-        name: &CStr,
-    ) -> Result<SegmentId, CallError> {
+    pub unsafe fn open_segment(&self, engine: NonNull<TransferEngine>, name: &CStr) -> Result<SegmentId, CallError> {
         // SAFETY: as promised by the caller.
         unsafe { self.open(engine, name, false) }
     }
@@ -308,32 +258,14 @@ impl Api {
         unsafe { self.open(engine, name, true) }
     }
 
-    unsafe fn open(
-        &self,
-        engine: NonNull<TransferEngine>,
-        name: &CStr,
-        fresh: bool,
-    ) -> Result<SegmentId, CallError> {
+    unsafe fn open(&self, engine: NonNull<TransferEngine>, name: &CStr, fresh: bool) -> Result<SegmentId, CallError> {
         let mut segment = -1;
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe {
-                shim::moonring_open(
-                    self.source,
-                    engine.as_ptr(),
-                    name.as_ptr(),
-                    fresh,
-                    &mut segment,
-                    text,
-                    room,
-                )
+                shim::moonring_open(self.source, engine.as_ptr(), name.as_ptr(), fresh, &mut segment, text, room)
             },
-            || {
-                format!(
-                    "openSegment{}({name:?})",
-                    if fresh { "NoCache" } else { "" }
-                )
-            },
+            || format!("openSegment{}({name:?})", if fresh { "NoCache" } else { "" }),
         )?;
         Ok(segment)
     }
@@ -343,16 +275,10 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn close_segment(
-        &self,
-        engine: NonNull<TransferEngine>,
-        segment: SegmentId,
-    ) -> Result<(), CallError> {
+    pub unsafe fn close_segment(&self, engine: NonNull<TransferEngine>, segment: SegmentId) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
-            |text, room| unsafe {
-                shim::moonring_close(self.source, engine.as_ptr(), segment, text, room)
-            },
+            |text, room| unsafe { shim::moonring_close(self.source, engine.as_ptr(), segment, text, room) },
             || format!("closeSegment({segment})"),
         )
     }
@@ -362,11 +288,7 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn remove_local_segment(
-        &self,
-        engine: NonNull<TransferEngine>,
-        name: &CStr,
-    ) -> Result<(), CallError> {
+    pub unsafe fn remove_local_segment(&self, engine: NonNull<TransferEngine>, name: &CStr) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe {
@@ -421,9 +343,7 @@ impl Api {
     ) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
-            |text, room| unsafe {
-                shim::moonring_unregister(self.source, engine.as_ptr(), addr, text, room)
-            },
+            |text, room| unsafe { shim::moonring_unregister(self.source, engine.as_ptr(), addr, text, room) },
             || format!("unregisterLocalMemory({addr:p})"),
         )
     }
@@ -469,14 +389,7 @@ impl Api {
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe {
-                shim::moonring_unregister_batch(
-                    self.source,
-                    engine.as_ptr(),
-                    addrs.as_ptr(),
-                    addrs.len(),
-                    text,
-                    room,
-                )
+                shim::moonring_unregister_batch(self.source, engine.as_ptr(), addrs.as_ptr(), addrs.len(), text, room)
             },
             || format!("unregisterLocalMemoryBatch({addrs:?})"),
         )
@@ -487,17 +400,11 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn allocate_batch_id(
-        &self,
-        engine: NonNull<TransferEngine>,
-        size: usize,
-    ) -> Result<BatchId, CallError> {
+    pub unsafe fn allocate_batch_id(&self, engine: NonNull<TransferEngine>, size: usize) -> Result<BatchId, CallError> {
         let mut batch = 0;
         check(
             // SAFETY: as promised by the caller.
-            |text, room| unsafe {
-                shim::moonring_allocate(self.source, engine.as_ptr(), size, &mut batch, text, room)
-            },
+            |text, room| unsafe { shim::moonring_allocate(self.source, engine.as_ptr(), size, &mut batch, text, room) },
             || format!("allocateBatchID({size})"),
         )?;
         Ok(batch)
@@ -538,12 +445,7 @@ impl Api {
                     room,
                 )
             },
-            || {
-                format!(
-                    "submitTransfer(batch {batch:#x}, {} requests)",
-                    requests.len()
-                )
-            },
+            || format!("submitTransfer(batch {batch:#x}, {} requests)", requests.len()),
         )
     }
 
@@ -563,15 +465,7 @@ impl Api {
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe {
-                shim::moonring_status(
-                    self.source,
-                    engine.as_ptr(),
-                    batch,
-                    task,
-                    &mut status,
-                    text,
-                    room,
-                )
+                shim::moonring_status(self.source, engine.as_ptr(), batch, task, &mut status, text, room)
             },
             || format!("getTransferStatus(batch {batch:#x}, task {task})"),
         )?;
@@ -583,16 +477,10 @@ impl Api {
     /// # Safety
     ///
     /// As the type says. After success the batch is gone, and naming it again corrupts memory.
-    pub unsafe fn free_batch_id(
-        &self,
-        engine: NonNull<TransferEngine>,
-        batch: BatchId,
-    ) -> Result<(), CallError> {
+    pub unsafe fn free_batch_id(&self, engine: NonNull<TransferEngine>, batch: BatchId) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
-            |text, room| unsafe {
-                shim::moonring_free(self.source, engine.as_ptr(), batch, text, room)
-            },
+            |text, room| unsafe { shim::moonring_free(self.source, engine.as_ptr(), batch, text, room) },
             || format!("freeBatchID({batch:#x})"),
         )
     }
@@ -602,10 +490,7 @@ impl Api {
     /// # Safety
     ///
     /// As the type says.
-    pub unsafe fn sync_segment_cache(
-        &self,
-        engine: NonNull<TransferEngine>,
-    ) -> Result<(), CallError> {
+    pub unsafe fn sync_segment_cache(&self, engine: NonNull<TransferEngine>) -> Result<(), CallError> {
         check(
             // SAFETY: as promised by the caller.
             |text, room| unsafe { shim::moonring_sync(self.source, engine.as_ptr(), text, room) },
@@ -615,19 +500,12 @@ impl Api {
 }
 
 /// Makes a call that leaves a text with its code; `name` is what it is called in an error.
-fn check(
-    call: impl FnOnce(*mut c_char, usize) -> c_int,
-    name: impl FnOnce() -> String,
-) -> Result<(), CallError> {
+fn check(call: impl FnOnce(*mut c_char, usize) -> c_int, name: impl FnOnce() -> String) -> Result<(), CallError> {
     let mut text = Text::new();
     let (at, room) = text.room();
     match call(at, room) {
         0 => Ok(()),
-        code => Err(CallError {
-            call: name(),
-            code,
-            message: text.read(),
-        }),
+        code => Err(CallError { call: name(), code, message: text.read() }),
     }
 }
 

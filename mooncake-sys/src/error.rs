@@ -106,10 +106,7 @@ pub enum Reason {
     #[error("packages of different versions are there ({0}): which one is engine.so?")]
     SeveralVersions(String),
     /// The wheel's version is none that this crate knows the layout of and trusts.
-    #[error(
-        "wheel version {version} is none of those known to work ({})",
-        version::known()
-    )]
+    #[error("wheel version {version} is none of those known to work ({})", version::known())]
     UnknownVersion {
         /// The version that was found.
         version: String,
@@ -121,9 +118,7 @@ pub enum Reason {
         library: String,
     },
     /// The wheel needs a symbol of Python that the stand-in for Python does not have.
-    #[error(
-        "it needs Python's {symbol}, which the stand-in for Python lacks: no known wheel needs that"
-    )]
+    #[error("it needs Python's {symbol}, which the stand-in for Python lacks: no known wheel needs that")]
     PythonSymbol {
         /// The symbol.
         symbol: String,
@@ -163,11 +158,9 @@ impl fmt::Display for LoadError {
         for Attempt { reason, .. } in &self.attempts {
             match reason {
                 Reason::MissingLibrary { library } => write!(f, "\n  - {}", provider(library))?,
-                Reason::UnknownVersion { .. } => write!(
-                    f,
-                    "\n  - pip install mooncake-transfer-engine-non-cuda=={}",
-                    version::newest()
-                )?,
+                Reason::UnknownVersion { .. } => {
+                    write!(f, "\n  - pip install mooncake-transfer-engine-non-cuda=={}", version::newest())?
+                }
                 _ => {}
             }
         }
@@ -211,25 +204,14 @@ mod tests {
         let error = |code, message: &str| {
             let call = "submitTransfer(1 request)".into();
             let message = message.into();
-            CallError {
-                call,
-                code,
-                message,
-            }
-            .to_string()
+            CallError { call, code, message }.to_string()
         };
         assert_eq!(
             error(2, "Exceed the limitation"),
             "submitTransfer(1 request) failed with code 2 (too many requests): Exceed the limitation"
         );
-        assert_eq!(
-            error(-5, ""),
-            "submitTransfer(1 request) failed with code -5"
-        );
-        assert_eq!(
-            error(EXCEPTION, "bad_alloc"),
-            "submitTransfer(1 request) failed with a C++ exception: bad_alloc"
-        );
+        assert_eq!(error(-5, ""), "submitTransfer(1 request) failed with code -5");
+        assert_eq!(error(EXCEPTION, "bad_alloc"), "submitTransfer(1 request) failed with a C++ exception: bad_alloc");
         assert_eq!(error(NO_CODE, ""), "submitTransfer(1 request) failed");
     }
 
@@ -237,9 +219,7 @@ mod tests {
     fn a_load_error_says_what_was_tried_and_what_to_do() {
         let missing = |library: &str| Attempt {
             what: "a wheel".into(),
-            reason: Reason::MissingLibrary {
-                library: library.into(),
-            },
+            reason: Reason::MissingLibrary { library: library.into() },
         };
         let text = LoadError::new(vec![
             missing("libnuma.so.1"),

@@ -14,17 +14,12 @@ const SETUP: &str = ".mooncake";
 
 /// A non-empty environment variable.
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
-    env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The nearest set-up folder at or above the current directory or the running executable.
 pub(crate) fn setup_folder() -> Result<PathBuf, Reason> {
-    let starts: Vec<PathBuf> = [env::current_dir(), env::current_exe()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let starts: Vec<PathBuf> = [env::current_dir(), env::current_exe()].into_iter().flatten().collect();
     starts
         .iter()
         .flat_map(|start| start.ancestors())
@@ -50,16 +45,9 @@ print(*(spec.submodule_search_locations or []) if spec else '', sep='\\n', end='
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.trim_end().lines().last().unwrap_or("");
-        return Err(Reason::NotFound(format!(
-            "python3 ended with {}: {last}",
-            output.status
-        )));
+        return Err(Reason::NotFound(format!("python3 ended with {}: {last}", output.status)));
     }
-    let first = output
-        .stdout
-        .split(|&byte| byte == b'\n')
-        .next()
-        .unwrap_or(&[]);
+    let first = output.stdout.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
     let package = PathBuf::from(OsString::from_vec(first.to_vec()));
     match package.parent() {
         Some(folder) => Ok(folder.to_path_buf()),

@@ -42,11 +42,7 @@ pub(crate) unsafe fn load(path: &Path, folders: &[PathBuf]) -> Result<Image, Rea
 }
 
 /// `helped`: the libraries taken from `folders` so far, so that two that need each other end in an error.
-unsafe fn load_with(
-    path: &Path,
-    folders: &[PathBuf],
-    helped: &mut Vec<String>,
-) -> Result<Image, Reason> {
+unsafe fn load_with(path: &Path, folders: &[PathBuf], helped: &mut Vec<String>) -> Result<Image, Reason> {
     loop {
         // Everything is bound now, so that a symbol that is missing is an error here and not the process's end later.
         // SAFETY: the caller answers for the initialisers.
@@ -56,16 +52,12 @@ unsafe fn load_with(
         };
         let Some(library) = missing_library(&text, path) else {
             return Err(match undefined_python_symbol(&text) {
-                Some(symbol) => Reason::PythonSymbol {
-                    symbol: symbol.into(),
-                },
+                Some(symbol) => Reason::PythonSymbol { symbol: symbol.into() },
                 None => Reason::Loader(text),
             });
         };
         let library = library.to_owned();
-        let found = folders
-            .iter()
-            .find_map(|folder| find::file_below(folder, OsStr::new(&library)));
+        let found = folders.iter().find_map(|folder| find::file_below(folder, OsStr::new(&library)));
         match found {
             Some(found) if !helped.contains(&library) => {
                 helped.push(library);
@@ -105,18 +97,12 @@ fn undefined_python_symbol(text: &str) -> Option<&str> {
 /// An image that is mapped in this process already.
 pub(crate) fn mapped(path: &Path) -> Result<Image, Reason> {
     // SAFETY: RTLD_NOLOAD maps nothing and so runs nothing.
-    unsafe { open(path, RTLD_NOW | libc::RTLD_NOLOAD) }
-        .map(Image::keep)
-        .map_err(Reason::Loader)
+    unsafe { open(path, RTLD_NOW | libc::RTLD_NOLOAD) }.map(Image::keep).map_err(Reason::Loader)
 }
 
 /// The paths of all images mapped in this process. The executable's own is empty and left out.
 pub(crate) fn all_mapped() -> Vec<PathBuf> {
-    unsafe extern "C" fn collect(
-        info: *mut libc::dl_phdr_info,
-        _size: usize,
-        paths: *mut c_void,
-    ) -> c_int {
+    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, paths: *mut c_void) -> c_int {
         // SAFETY: `paths` is what `all_mapped` passed; `info` and the name in it are valid during this call.
         let (paths, name) = unsafe { (&mut *paths.cast::<Vec<PathBuf>>(), (*info).dlpi_name) };
         if !name.is_null() {
@@ -139,10 +125,7 @@ pub(crate) fn provide_python() -> Result<(), Reason> {
     if python_is_visible() {
         return Ok(());
     }
-    let is_python = |path: &PathBuf| {
-        path.file_name()
-            .is_some_and(|name| name.as_bytes().starts_with(b"libpython3"))
-    };
+    let is_python = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libpython3"));
     if let Some(python) = all_mapped().into_iter().find(is_python) {
         // It was loaded for its loader's eyes only; modules cannot work with it until it is promoted.
         // SAFETY: RTLD_NOLOAD maps nothing and so runs nothing.
@@ -201,33 +184,18 @@ mod tests {
             missing("libnuma.so.1: cannot open shared object file: No such file or directory"),
             Some("libnuma.so.1")
         );
-        assert_eq!(
-            missing("libnuma.so.1: Datei nicht gefunden"),
-            Some("libnuma.so.1")
-        );
+        assert_eq!(missing("libnuma.so.1: Datei nicht gefunden"), Some("libnuma.so.1"));
         assert_eq!(missing("/w/mooncake/engine.so: file too short"), None);
-        assert_eq!(
-            missing("/w/mooncake/engine.so: undefined symbol: PyLong_New"),
-            None
-        );
+        assert_eq!(missing("/w/mooncake/engine.so: undefined symbol: PyLong_New"), None);
         let bare = "libtransfer_engine.so";
-        assert_eq!(
-            missing_library(&format!("{bare}: not there"), Path::new(bare)),
-            None
-        );
+        assert_eq!(missing_library(&format!("{bare}: not there"), Path::new(bare)), None);
     }
 
     #[test]
     fn tells_a_symbol_of_python() {
         let of = undefined_python_symbol;
-        assert_eq!(
-            of("/w/engine.so: undefined symbol: PyNew_Thing"),
-            Some("PyNew_Thing")
-        );
-        assert_eq!(
-            of("/w/engine.so: undefined symbol: _Py_New"),
-            Some("_Py_New")
-        );
+        assert_eq!(of("/w/engine.so: undefined symbol: PyNew_Thing"), Some("PyNew_Thing"));
+        assert_eq!(of("/w/engine.so: undefined symbol: _Py_New"), Some("_Py_New"));
         assert_eq!(of("/w/engine.so: undefined symbol: ibv_open"), None);
     }
 }

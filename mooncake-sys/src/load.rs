@@ -81,37 +81,25 @@ impl Api {
                     image::mapped(&path).and_then(|image| from_library(image, &path))
                 } else if path.ends_with(MODULE) {
                     let folder = path.ancestors().nth(2).unwrap_or(Path::new(""));
-                    version::of_wheel(folder).and_then(|v| {
-                        image::mapped(&path).and_then(|image| from_wheel(image, &path, v))
-                    })
+                    version::of_wheel(folder)
+                        .and_then(|v| image::mapped(&path).and_then(|image| from_wheel(image, &path, v)))
                 } else {
                     continue;
                 };
                 match loaded {
                     Ok(api) => found.push(api),
-                    Err(reason) => attempts.push(Attempt {
-                        what: path.display().to_string(),
-                        reason,
-                    }),
+                    Err(reason) => attempts.push(Attempt { what: path.display().to_string(), reason }),
                 }
             }
             let reason = match found[..] {
                 [api] => return Ok(api),
-                [] => Reason::NotFound(format!(
-                    "none of {total} is a {LIBRARY} or a {MODULE} that can be used"
-                )),
+                [] => Reason::NotFound(format!("none of {total} is a {LIBRARY} or a {MODULE} that can be used")),
                 _ => {
-                    let paths: Vec<String> = found
-                        .iter()
-                        .map(|a| a.path().display().to_string())
-                        .collect();
+                    let paths: Vec<String> = found.iter().map(|a| a.path().display().to_string()).collect();
                     Reason::Ambiguous(paths.join(", "))
                 }
             };
-            attempts.push(Attempt {
-                what: "the images mapped in this process".into(),
-                reason,
-            });
+            attempts.push(Attempt { what: "the images mapped in this process".into(), reason });
             Err(LoadError::new(attempts))
         })
     }
@@ -135,27 +123,15 @@ fn search() -> Result<&'static Api, LoadError> {
     let mut named = false;
     for (variable, is_wheel) in [(LIBRARY_VAR, false), (WHEEL_VAR, true)] {
         let Some(path) = find::variable(variable) else {
-            attempts.push(Attempt {
-                what: variable.into(),
-                reason: Reason::NotSet,
-            });
+            attempts.push(Attempt { what: variable.into(), reason: Reason::NotSet });
             continue;
         };
         named = true;
         // SAFETY: whoever sets these variables names an engine, as `Api::load` says.
-        let loaded = unsafe {
-            if is_wheel {
-                wheel(&path)
-            } else {
-                library(&path)
-            }
-        };
+        let loaded = unsafe { if is_wheel { wheel(&path) } else { library(&path) } };
         match loaded {
             Ok(api) => return Ok(api),
-            Err(reason) => attempts.push(Attempt {
-                what: format!("{variable}={}", path.display()),
-                reason,
-            }),
+            Err(reason) => attempts.push(Attempt { what: format!("{variable}={}", path.display()), reason }),
         }
     }
     if named {
@@ -165,17 +141,12 @@ fn search() -> Result<&'static Api, LoadError> {
     // SAFETY: a library of that name on the search path is Mooncake's, as it would be for a linked program.
     match unsafe { library(Path::new(LIBRARY)) } {
         Ok(api) => return Ok(api),
-        Err(reason) => attempts.push(Attempt {
-            what: format!("{LIBRARY} on the loader's search path"),
-            reason,
-        }),
+        Err(reason) => attempts.push(Attempt { what: format!("{LIBRARY} on the loader's search path"), reason }),
     }
 
     type Find = fn() -> Result<PathBuf, Reason>;
     let places: [(&str, Find); 2] = [
-        ("the set-up folder", || {
-            find::setup_folder().map(|folder| folder.join("wheel"))
-        }),
+        ("the set-up folder", || find::setup_folder().map(|folder| folder.join("wheel"))),
         ("the mooncake package of python3", find::python_package),
     ];
     for (place, find) in places {
@@ -208,10 +179,7 @@ unsafe fn library(path: &Path) -> Result<&'static Api, Reason> {
 unsafe fn wheel(folder: &Path) -> Result<&'static Api, Reason> {
     let module = folder.join(MODULE);
     if !module.is_file() {
-        return Err(Reason::NotFound(format!(
-            "there is no {}",
-            module.display()
-        )));
+        return Err(Reason::NotFound(format!("there is no {}", module.display())));
     }
     // Before anything of it is loaded: an unknown wheel must not get that far.
     let version = version::of_wheel(folder)?;
@@ -244,12 +212,7 @@ fn make(image: Image, path: &Path, wheel: Option<Version>) -> Result<&'static Ap
         shim::moonring_source(image.handle(), request_bytes, &mut source, at, capacity)
     };
     match code {
-        0 => Ok(Box::leak(Box::new(Api::new(
-            source,
-            image,
-            path.to_path_buf(),
-            wheel,
-        )))),
+        0 => Ok(Box::leak(Box::new(Api::new(source, image, path.to_path_buf(), wheel)))),
         NO_CODE => Err(Reason::MissingSymbols(text.read())),
         _ => Err(Reason::Loader(text.read())),
     }

@@ -22,12 +22,7 @@ unsafe extern "C" {
         text: *mut c_char,
         capacity: usize,
     ) -> c_int;
-    pub(crate) fn moonring_log_level(
-        handle: *mut c_void,
-        level: c_int,
-        text: *mut c_char,
-        capacity: usize,
-    ) -> c_int;
+    pub(crate) fn moonring_log_level(handle: *mut c_void, level: c_int, text: *mut c_char, capacity: usize) -> c_int;
     pub(crate) fn moonring_create(
         s: *mut Source,
         metadata: *const c_char,
@@ -39,12 +34,7 @@ unsafe extern "C" {
         text: *mut c_char,
         capacity: usize,
     ) -> c_int;
-    pub(crate) fn moonring_destroy(
-        s: *mut Source,
-        engine: Engine,
-        text: *mut c_char,
-        capacity: usize,
-    ) -> c_int;
+    pub(crate) fn moonring_destroy(s: *mut Source, engine: Engine, text: *mut c_char, capacity: usize) -> c_int;
     pub(crate) fn moonring_local_ip_and_port(
         s: *mut Source,
         engine: Engine,
@@ -160,10 +150,5 @@ unsafe extern "C" {
         text: *mut c_char,
         capacity: usize,
     ) -> c_int;
-    pub(crate) fn moonring_sync(
-        s: *mut Source,
-        engine: Engine,
-        text: *mut c_char,
-        capacity: usize,
-    ) -> c_int;
+    pub(crate) fn moonring_sync(s: *mut Source, engine: Engine, text: *mut c_char, capacity: usize) -> c_int;
 }

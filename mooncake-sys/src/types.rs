@@ -87,10 +87,7 @@ pub struct BufferEntry {
 
 const _: () = {
     assert!(size_of::<c_int>() == 4);
-    assert!(
-        size_of::<usize>() == 8,
-        "Mooncake and its layouts are 64-bit"
-    );
+    assert!(size_of::<usize>() == 8, "Mooncake and its layouts are 64-bit");
 
     assert!(size_of::<TransferRequest>() == 40);
     assert!(offset_of!(TransferRequest, opcode) == 0);

@@ -32,10 +32,8 @@ static ONE: Mutex<()> = Mutex::new(());
 
 impl World {
     fn new() -> Self {
-        let world = Self {
-            root: tempfile::tempdir().unwrap(),
-            _one: ONE.lock().unwrap_or_else(PoisonError::into_inner),
-        };
+        let world =
+            Self { root: tempfile::tempdir().unwrap(), _one: ONE.lock().unwrap_or_else(PoisonError::into_inner) };
         fs::copy(std::env::current_exe().unwrap(), world.path("test")).unwrap();
         fs::create_dir(world.path("bin")).unwrap();
         fs::create_dir(world.path("inside")).unwrap();
@@ -50,10 +48,7 @@ impl World {
     fn wheel(&self, folder: &str, version: &str, module: &Path) -> PathBuf {
         let wheel = self.path(folder);
         fs::create_dir_all(wheel.join("mooncake")).unwrap();
-        fs::create_dir(wheel.join(format!(
-            "mooncake_transfer_engine_non_cuda-{version}.dist-info"
-        )))
-        .unwrap();
+        fs::create_dir(wheel.join(format!("mooncake_transfer_engine_non_cuda-{version}.dist-info"))).unwrap();
         fs::copy(module, wheel.join("mooncake/engine.so")).unwrap();
         wheel
     }
@@ -96,10 +91,7 @@ fn nothing_found_lists_every_place_and_the_way_out() {
             "MOONRING_TRANSFER_ENGINE: not set",
             "MOONRING_MOONCAKE_WHEEL: not set",
             "libtransfer_engine.so on the loader's search path: libtransfer_engine.so: cannot open",
-            &format!(
-                "the set-up folder: no .mooncake at or above {}",
-                inside.display()
-            ),
+            &format!("the set-up folder: no .mooncake at or above {}", inside.display()),
             "the mooncake package of python3: python3 does not start",
             "cargo xtask setup",
         ],
@@ -110,21 +102,12 @@ fn nothing_found_lists_every_place_and_the_way_out() {
 fn python_is_asked_last() {
     let world = World::new();
     world.python("");
-    assert_says(
-        &world.load(&[]),
-        &["python3: it has no package called mooncake"],
-    );
+    assert_says(&world.load(&[]), &["python3: it has no package called mooncake"]);
     world.python("echo Traceback >&2; echo 'Broken: thing' >&2; exit 3");
     assert_says(&world.load(&[]), &["exit status: 3: Broken: thing"]);
     let site = world.wheel("site", "9.9", fake_mooncake::library());
     world.python(&format!("printf %s {}", site.join("mooncake").display()));
-    assert_says(
-        &world.load(&[]),
-        &[&format!(
-            "python3, {}/mooncake/engine.so: wheel version 9.9",
-            site.display()
-        )],
-    );
+    assert_says(&world.load(&[]), &[&format!("python3, {}/mooncake/engine.so: wheel version 9.9", site.display())]);
 }
 
 #[test]
@@ -136,23 +119,11 @@ fn a_variable_that_is_set_is_a_decision() {
 
     let nowhere = world.path("nowhere.so");
     let text = world.load(&[(LIBRARY_VAR, &nowhere)]);
-    assert_says(
-        &text,
-        &[
-            &format!("{LIBRARY_VAR}={}", nowhere.display()),
-            "cannot open",
-        ],
-    );
+    assert_says(&text, &[&format!("{LIBRARY_VAR}={}", nowhere.display()), "cannot open"]);
     assert!(!text.contains("search path"), "{text}");
 
     let text = world.load(&[(WHEEL_VAR, &nowhere)]);
-    assert_says(
-        &text,
-        &[&format!(
-            "there is no {}/mooncake/engine.so",
-            nowhere.display()
-        )],
-    );
+    assert_says(&text, &[&format!("there is no {}/mooncake/engine.so", nowhere.display())]);
     assert!(!text.contains("python3"), "{text}");
 }
 
@@ -160,10 +131,7 @@ fn a_variable_that_is_set_is_a_decision() {
 fn a_library_on_the_search_path_is_found() {
     let world = World::new();
     let folder = fake_mooncake::library().parent().unwrap();
-    assert_says(
-        &world.load(&[("LD_LIBRARY_PATH", folder)]),
-        &["loaded libtransfer_engine.so"],
-    );
+    assert_says(&world.load(&[("LD_LIBRARY_PATH", folder)]), &["loaded libtransfer_engine.so"]);
 }
 
 #[test]
@@ -198,28 +166,18 @@ fn a_wheel_without_its_dist_info_is_refused() {
     let world = World::new();
     let wheel = world.wheel("wheel", "0.3.13", fake_mooncake::library());
     fs::remove_dir(wheel.join("mooncake_transfer_engine_non_cuda-0.3.13.dist-info")).unwrap();
-    assert_says(
-        &world.load(&[(WHEEL_VAR, &wheel)]),
-        &["no mooncake_transfer_engine*.dist-info"],
-    );
+    assert_says(&world.load(&[(WHEEL_VAR, &wheel)]), &["no mooncake_transfer_engine*.dist-info"]);
 }
 
 #[test]
 fn a_missing_system_library_is_named_or_taken_from_the_setup_folder() {
     let world = World::new();
-    let wheel = world.wheel(
-        ".mooncake/wheel",
-        "0.3.13",
-        &fake_mooncake::needs_absent_library(),
-    );
+    let wheel = world.wheel(".mooncake/wheel", "0.3.13", &fake_mooncake::needs_absent_library());
     let missing = "it needs libmoonring_absent.so.1, which is not installed";
     assert_says(
         &world.load(&[]),
         &[
-            &format!(
-                "the set-up folder, {}/mooncake/engine.so: {missing}",
-                wheel.display()
-            ),
+            &format!("the set-up folder, {}/mooncake/engine.so: {missing}", wheel.display()),
             "install what provides libmoonring_absent.so.1",
         ],
     );
@@ -227,11 +185,7 @@ fn a_missing_system_library_is_named_or_taken_from_the_setup_folder() {
     let lib = world.path(".mooncake/lib/usr/lib");
     fs::create_dir_all(&lib).unwrap();
     let absent = "libmoonring_absent.so.1";
-    fs::copy(
-        fake_mooncake::lib_folder().join("usr/lib").join(absent),
-        lib.join(absent),
-    )
-    .unwrap();
+    fs::copy(fake_mooncake::lib_folder().join("usr/lib").join(absent), lib.join(absent)).unwrap();
     let text = world.load(&[]);
     // It loads, and turns out to be no engine.
     assert_says(&text, &["it lacks _ZN8mooncake14TransferEngineC1Eb"]);
@@ -242,19 +196,13 @@ fn a_missing_system_library_is_named_or_taken_from_the_setup_folder() {
 fn a_python_symbol_that_no_wheel_needs_is_an_error_and_no_crash() {
     let world = World::new();
     let wheel = world.wheel("wheel", "0.3.13", &fake_mooncake::needs_python_symbol());
-    assert_says(
-        &world.load(&[(WHEEL_VAR, &wheel)]),
-        &["it needs Python's PyMoonring_New"],
-    );
+    assert_says(&world.load(&[(WHEEL_VAR, &wheel)]), &["it needs Python's PyMoonring_New"]);
 }
 
 #[test]
 fn nothing_mapped_is_nothing_to_adopt() {
     let error = Api::adopt().unwrap_err();
-    assert_says(
-        &error.to_string(),
-        &["the images mapped in this process: none of"],
-    );
+    assert_says(&error.to_string(), &["the images mapped in this process: none of"]);
 }
 
 #[test]

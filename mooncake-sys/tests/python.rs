@@ -27,16 +27,8 @@ print("done")
 fn run(what: &str) {
     // The examples are built with the tests, beside them.
     let test = std::env::current_exe().unwrap();
-    let library = test
-        .ancestors()
-        .nth(2)
-        .unwrap()
-        .join("examples/libin_python.so");
-    assert!(
-        library.exists(),
-        "run all of `cargo test -p mooncake-sys` once: no {}",
-        library.display()
-    );
+    let library = test.ancestors().nth(2).unwrap().join("examples/libin_python.so");
+    assert!(library.exists(), "run all of `cargo test -p mooncake-sys` once: no {}", library.display());
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     // The wheel that set-up fetches is for this Python.
     let output = Command::new("python3.11")
@@ -47,11 +39,7 @@ fn run(what: &str) {
         .env("MC_LOG_LEVEL", "ERROR")
         .output()
         .expect("python3.11 starts");
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "done\n",
-        "{output:?}"
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{output:?}");
     assert!(output.status.success(), "{output:?}");
 }
 

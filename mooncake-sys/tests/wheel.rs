@@ -16,20 +16,14 @@ struct Engine {
 
 impl Engine {
     fn new(api: &'static Api) -> Self {
-        let at = api
-            .create_engine(c"P2PHANDSHAKE", c"127.0.0.1", c"", 0, false)
-            .unwrap();
+        let at = api.create_engine(c"P2PHANDSHAKE", c"127.0.0.1", c"", 0, false).unwrap();
         // SAFETY: an anonymous mapping of its own; the engine is new.
         let memory = unsafe {
             api.install_transport(at, c"tcp", ptr::null_mut()).unwrap();
-            let (read_write, private) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            );
+            let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             let memory = libc::mmap(ptr::null_mut(), BYTES, read_write, private, -1, 0);
             assert_ne!(memory, libc::MAP_FAILED);
-            api.register_local_memory(at, memory, BYTES, c"cpu:0", true)
-                .unwrap();
+            api.register_local_memory(at, memory, BYTES, c"cpu:0", true).unwrap();
             memory.cast()
         };
         Self { api, at, memory }
@@ -56,11 +50,7 @@ impl Engine {
     }
 
     /// Submits, and polls each task to its end.
-    fn run(
-        &self,
-        requests: &[TransferRequest],
-        grouping: Grouping,
-    ) -> Result<Vec<TransferStatus>, CallError> {
+    fn run(&self, requests: &[TransferRequest], grouping: Grouping) -> Result<Vec<TransferStatus>, CallError> {
         // SAFETY: the engine lives, the memory too, and the batch is freed once, at the end.
         unsafe {
             let batch = self.api.allocate_batch_id(self.at, requests.len())?;
@@ -86,13 +76,7 @@ impl Engine {
         }
     }
 
-    fn request(
-        &self,
-        opcode: i32,
-        peer: SegmentId,
-        to: &Engine,
-        range: std::ops::Range<usize>,
-    ) -> TransferRequest {
+    fn request(&self, opcode: i32, peer: SegmentId, to: &Engine, range: std::ops::Range<usize>) -> TransferRequest {
         TransferRequest {
             opcode,
             source: self.memory.wrapping_add(range.start).cast::<c_void>(),
@@ -141,9 +125,7 @@ fn bytes_move_both_ways() {
         let ranges = [0..4096, 4096..5000, 5000..5001, 65536..BYTES];
         near.fill(1);
         far.fill(2);
-        let writes = ranges
-            .clone()
-            .map(|range| near.request(OPCODE_WRITE, peer, &far, range));
+        let writes = ranges.clone().map(|range| near.request(OPCODE_WRITE, peer, &far, range));
         for (status, range) in near.run(&writes, grouping).unwrap().iter().zip(&ranges) {
             assert_eq!(status.status, STATUS_COMPLETED);
             assert_eq!(status.transferred_bytes, range.len() as u64);
@@ -151,16 +133,10 @@ fn bytes_move_both_ways() {
         for range in ranges.clone() {
             assert_eq!(far.matching(1, range.clone()), range.len());
         }
-        assert_eq!(
-            far.matching(2, 5001..65536),
-            65536 - 5001,
-            "bytes between the ranges"
-        );
+        assert_eq!(far.matching(2, 5001..65536), 65536 - 5001, "bytes between the ranges");
 
         far.fill(3);
-        let reads = ranges
-            .clone()
-            .map(|range| near.request(OPCODE_READ, peer, &far, range));
+        let reads = ranges.clone().map(|range| near.request(OPCODE_READ, peer, &far, range));
         for (status, range) in near.run(&reads, grouping).unwrap().iter().zip(&ranges) {
             assert_eq!(status.status, STATUS_COMPLETED);
             assert_eq!(status.transferred_bytes, range.len() as u64);
@@ -168,11 +144,7 @@ fn bytes_move_both_ways() {
         for range in ranges {
             assert_eq!(near.matching(3, range.clone()), range.len());
         }
-        assert_eq!(
-            near.matching(1, 5001..65536),
-            65536 - 5001,
-            "bytes between the ranges"
-        );
+        assert_eq!(near.matching(1, 5001..65536), 65536 - 5001, "bytes between the ranges");
     }
 }
 
@@ -188,14 +160,9 @@ fn a_bad_remote_range_fails_alone() {
     let good = |range| near.request(OPCODE_WRITE, peer, &far, range);
     let mut bad = good(4096..8192);
     bad.target_offset = 4096;
-    let results = near
-        .run(&[good(0..4096), bad, good(8192..12288)], Grouping::None)
-        .unwrap();
+    let results = near.run(&[good(0..4096), bad, good(8192..12288)], Grouping::None).unwrap();
     let statuses: Vec<_> = results.iter().map(|result| result.status).collect();
-    assert_eq!(
-        statuses,
-        [STATUS_COMPLETED, STATUS_FAILED, STATUS_COMPLETED]
-    );
+    assert_eq!(statuses, [STATUS_COMPLETED, STATUS_FAILED, STATUS_COMPLETED]);
     assert_eq!(far.matching(2, 4096..8192), 4096);
 }
 
@@ -213,24 +180,17 @@ fn refusals_come_with_code_and_text() {
     // SAFETY: the engine lives, and the batch is freed once.
     unsafe {
         let error = api.open_segment(near.at, c"127.0.0.1:1").unwrap_err();
-        assert!(
-            error.code < 0 && error.to_string().contains("127.0.0.1:1"),
-            "{error}"
-        );
+        assert!(error.code < 0 && error.to_string().contains("127.0.0.1:1"), "{error}");
 
         let twice = api.register_local_memory(near.at, near.memory.cast(), BYTES, c"cpu:0", true);
         assert_eq!(twice.unwrap_err().code, -7);
 
         let batch = api.allocate_batch_id(near.at, 1).unwrap();
         let error = api.get_transfer_status(near.at, batch, 0).unwrap_err();
-        assert_eq!(
-            (error.code, error.message.as_str()),
-            (1, "Task ID out of range")
-        );
+        assert_eq!((error.code, error.message.as_str()), (1, "Task ID out of range"));
         api.free_batch_id(near.at, batch).unwrap();
 
-        api.install_transport(near.at, c"carrier pigeon", ptr::null_mut())
-            .unwrap_err();
+        api.install_transport(near.at, c"carrier pigeon", ptr::null_mut()).unwrap_err();
         api.sync_segment_cache(near.at).unwrap();
         api.open_segment_no_cache(near.at, &far.name()).unwrap();
     }
@@ -241,21 +201,13 @@ fn refusals_come_with_code_and_text() {
 fn a_batch_of_ranges_is_registered_and_unregistered() {
     let api = load();
     let (near, far) = (Engine::new(api), Engine::new(api));
-    let (middle, end) = (
-        far.memory.wrapping_add(BYTES / 2),
-        far.memory.wrapping_add(BYTES),
-    );
+    let (middle, end) = (far.memory.wrapping_add(BYTES / 2), far.memory.wrapping_add(BYTES));
     // SAFETY: the engine lives, and so does the mapping, whose registration as a whole is taken back first.
     unsafe {
-        api.unregister_local_memory(far.at, far.memory.cast())
-            .unwrap();
+        api.unregister_local_memory(far.at, far.memory.cast()).unwrap();
         let length = BYTES / 2;
-        let halves = [far.memory, middle].map(|at| BufferEntry {
-            addr: at.cast(),
-            length,
-        });
-        api.register_local_memory_batch(far.at, &halves, c"cpu:0")
-            .unwrap();
+        let halves = [far.memory, middle].map(|at| BufferEntry { addr: at.cast(), length });
+        api.register_local_memory_batch(far.at, &halves, c"cpu:0").unwrap();
     }
     // SAFETY: the engine lives.
     let peer = unsafe { api.open_segment(near.at, &far.name()) }.unwrap();
@@ -263,17 +215,13 @@ fn a_batch_of_ranges_is_registered_and_unregistered() {
     far.fill(2);
     let write = near.request(OPCODE_WRITE, peer, &far, BYTES - 4096..BYTES);
     assert_eq!(write.target_offset + write.length, end as u64);
-    assert_eq!(
-        near.run(&[write], Grouping::None).unwrap()[0].status,
-        STATUS_COMPLETED
-    );
+    assert_eq!(near.run(&[write], Grouping::None).unwrap()[0].status, STATUS_COMPLETED);
     assert_eq!(far.matching(1, BYTES - 4096..BYTES), 4096);
     // SAFETY: as above; the registration that the engine's end takes back is made again.
     unsafe {
         let addrs = [far.memory.cast(), middle.cast()];
         api.unregister_local_memory_batch(far.at, &addrs).unwrap();
-        api.register_local_memory(far.at, far.memory.cast(), BYTES, c"cpu:0", true)
-            .unwrap();
+        api.register_local_memory(far.at, far.memory.cast(), BYTES, c"cpu:0", true).unwrap();
     }
 }
 

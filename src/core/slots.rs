@@ -149,22 +149,16 @@ impl std::ops::IndexMut<u32> for Slots {
 pub(crate) struct List {
     head: u32,
     tail: u32,
-    len: usize,
 }
 
 impl List {
     pub(crate) const fn new() -> List {
-        List { head: NONE, tail: NONE, len: 0 }
-    }
-
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        self.len
+        List { head: NONE, tail: NONE }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.head == NONE
     }
 
     pub(crate) fn front(&self) -> Option<u32> {
@@ -187,7 +181,6 @@ impl List {
             slots[self.tail].next = slot;
         }
         self.tail = slot;
-        self.len += 1;
     }
 
     #[inline]
@@ -199,7 +192,6 @@ impl List {
         } else {
             slots[self.head].prev = NONE;
         }
-        self.len -= 1;
         Some(slot)
     }
 
@@ -211,12 +203,7 @@ impl List {
         } else {
             slots[prev].next = next
         }
-        if next == NONE {
-            self.tail = prev
-        } else {
-            slots[next].prev = prev
-        }
-        self.len -= 1;
+        if next == NONE { self.tail = prev } else { slots[next].prev = prev }
     }
 }
 
@@ -253,6 +240,6 @@ mod tests {
         list.remove(&mut slots, 3);
         assert_eq!(list.pop_front(&mut slots), Some(1));
         assert_eq!(list.pop_front(&mut slots), None);
-        assert!(list.is_empty() && list.len() == 0);
+        assert!(list.is_empty());
     }
 }
