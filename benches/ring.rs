@@ -3,7 +3,7 @@
 //! Rounds of ours and the peer's alternate, medians are printed, and every number is a ratio within one run: the machine
 //! may be noisy. Two threads of one measurement run on a core each when there are two.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,17 @@ const IN_FLIGHT: u64 = 1024;
 const ROUNDS: usize = 9;
 
 fn main() {
+    LazyLock::force(&CORES);
     nop_against_array_queues();
 }
+
+/// Counted before anything is pinned: a pinned thread is told of one.
+static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 /// Pins the calling thread. With one core there is nothing to choose.
 fn pin(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
-    set.set(core % std::thread::available_parallelism().map_or(1, usize::from));
+    set.set(core % *CORES);
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
