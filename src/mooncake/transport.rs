@@ -54,7 +54,7 @@ pub(super) struct Shared {
     pub(super) unquiet: AtomicUsize,
     /// Memory was registered at some time, which a peer's late write may reach until the engine is gone.
     registered: AtomicBool,
-    /// Who made this: a forked child may not touch the engine.
+    /// The process that made this.
     process: u32,
 }
 
@@ -99,7 +99,16 @@ impl Shared {
     }
 
     fn live_for(&self, what: &str) -> Result<Live<'_>, TransportError> {
-        self.live().ok_or_else(|| TransportError { what: what.to_owned(), code: 0, why: "the engine is closed".into() })
+        let fail = |why: &str| TransportError { what: what.to_owned(), code: 0, why: why.into() };
+        if self.is_forked() {
+            return Err(fail("the engine belongs to the process that forked this one; build another here"));
+        }
+        self.live().ok_or_else(|| fail("the engine is closed"))
+    }
+
+    /// True in a forked child. It has none of the engine's threads, and waiting for them would never end.
+    fn is_forked(&self) -> bool {
+        process::id() != self.process
     }
 
     /// Destroys the engine, which ends its transfers and its threads.
@@ -269,8 +278,7 @@ unsafe impl Transport for Mooncake {
     }
 
     fn close(&self) -> Result<(), Busy> {
-        if process::id() != self.shared.process {
-            // A forked child has none of the engine's threads; destroying it would wait for them for ever.
+        if self.shared.is_forked() {
             return Err(Busy);
         }
         match &self.shared.owner {

@@ -8,7 +8,9 @@ mod restart;
 mod results;
 mod sick;
 
-use moonring::{Region, Ring, Stage, opcode};
+use std::time::{Duration, Instant};
+
+use moonring::{Region, Ring, Stage, mooncake, opcode};
 use peer::{LIMIT, Peer, alone, engine, fill, matching};
 
 #[test]
@@ -73,4 +75,59 @@ fn data_moves_both_ways() {
         assert_eq!(peer.matching(3, range.start, range.len()), range.len(), "{range:?}");
     }
     assert_eq!(peer.matching(1, 1, 4095), 4095, "bytes between the ranges");
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn a_protocol_that_the_machine_lacks_is_an_error() {
+    // In a process of its own: Mooncake looks for network cards with libraries that may do anything.
+    if !peer::rerun("a_protocol_that_the_machine_lacks_is_an_error", &[]) {
+        return;
+    }
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|cards| cards.count() > 0) {
+        mooncake::builder("127.0.0.1").protocol(mooncake::Protocol::Rdma).build().unwrap();
+    } else {
+        let builder = mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal);
+        let error = builder.protocol(mooncake::Protocol::Rdma).build().unwrap_err();
+        assert!(error.to_string().contains("rdma"), "{error}");
+    }
+    let builder = mooncake::builder("127.0.0.1").metadata(mooncake::Metadata::Redis("redis://127.0.0.1:1".into()));
+    assert!(matches!(builder.build(), Err(mooncake::BuildError::NotInWheel { .. })));
+    let builder = mooncake::builder("127.0.0.1").metadata(mooncake::Metadata::Http("http://127.0.0.1:1/x".into()));
+    let error = builder.build().unwrap_err();
+    assert!(error.to_string().contains("http://127.0.0.1:1/x"), "{error}");
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn a_forked_child_can_drop_the_engine_and_use_it_for_nothing() {
+    let _alone = alone();
+    let engine = engine();
+    let region = engine.register(Region::alloc(4096).unwrap()).unwrap();
+    region.write_at(0, b"parent").unwrap();
+    // SAFETY: the child allocates, which is allowed in glibc after a fork, drops handles and ends without running any of
+    // the test harness.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let refused = engine.register(Region::alloc(4096).unwrap()).is_err();
+        drop((region, engine));
+        // SAFETY: as above.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) }
+    }
+    let end = Instant::now() + LIMIT;
+    let mut status = 0;
+    // SAFETY: the child is ours.
+    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() > end {
+            // SAFETY: as above; it is not reaped yet.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(status, 0, "the child hung, crashed or used its parent's engine");
+    let mut bytes = [0; 6];
+    region.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"parent");
+    region.unregister().unwrap();
 }

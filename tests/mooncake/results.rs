@@ -188,6 +188,8 @@ fn small_writes(entries: u32) {
     fill(&region, 1, 0, WRITES * PAGE);
     let (mut pushed, mut seen) = (0, vec![false; WRITES]);
     let mut reaped = 0;
+    let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open_files();
     while reaped < WRITES {
         while pushed < WRITES {
             let local = region.slice(pushed * PAGE..(pushed + 1) * PAGE).unwrap();
@@ -210,4 +212,7 @@ fn small_writes(entries: u32) {
     }
     assert_eq!(peer.matching(1, 0, WRITES * PAGE), WRITES * PAGE);
     assert_eq!(matching(&region, 1, 0, WRITES * PAGE), WRITES * PAGE);
+    // Mooncake keeps up to four connections to a peer if its pool is on, and else none.
+    let kept = open_files() - before;
+    assert!((1..=8).contains(&kept), "{kept} connections are open");
 }

@@ -129,6 +129,78 @@ fn a_stopped_peer_holds_up_nobody_and_finishes_when_continued() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
+fn a_stopped_peer_holds_up_nobody_without_the_connection_pool_either() {
+    // The user's setting stands. Then it takes a group of its own for each request not to connect in the poller.
+    if !rerun(
+        "sick::a_stopped_peer_holds_up_nobody_without_the_connection_pool_either",
+        &[("MC_TCP_ENABLE_CONNECTION_POOL", "0")],
+    ) {
+        return;
+    }
+    let mut two = Two::new();
+    assert_eq!(std::env::var("MC_TCP_ENABLE_CONNECTION_POOL").as_deref(), Ok("0"));
+    two.sick.signal(libc::SIGSTOP);
+    for number in 0..32 {
+        two.push_sick(PAGE, number);
+    }
+    assert_eq!(two.write_well(100), 0);
+    two.sick.signal(libc::SIGCONT);
+    assert_eq!(two.ring.wait_timeout(32, LIMIT), Ok(32));
+    for cqe in two.ring.completion() {
+        assert_eq!(cqe.result(), Ok(PAGE as u32), "{cqe:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn the_old_framing_completes_what_a_stopped_peer_has_not_seen() {
+    // The control for the tests that say a stopped peer completes nothing: in Mooncake's old protocol it does.
+    if !rerun("sick::the_old_framing_completes_what_a_stopped_peer_has_not_seen", &[("MC_TCP_PROTO", "1")]) {
+        return;
+    }
+    let mut two = Two::new();
+    two.sick.fill(2, 0, PAGE);
+    two.sick.signal(libc::SIGSTOP);
+    two.push_sick(PAGE, 0);
+    assert_eq!(two.ring.wait_timeout(1, LIMIT), Ok(1));
+    assert_eq!(two.ring.completion().next().unwrap().result(), Ok(PAGE as u32));
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn waiting_for_a_stopped_peer_costs_next_to_nothing() {
+    let _alone = alone();
+    let mut two = Two::new();
+    two.sick.signal(libc::SIGSTOP);
+    for number in 0..32 {
+        two.push_sick(PAGE, number);
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let before = cpu_time();
+    let start = Instant::now();
+    assert!(two.ring.wait_timeout(1, Duration::from_secs(2)).is_err());
+    let (used, took) = (cpu_time() - before, start.elapsed());
+    assert!(used < took / 5, "{used:?} of processor time in {took:?}");
+    two.sick.signal(libc::SIGCONT);
+    assert_eq!(two.ring.wait_timeout(32, LIMIT), Ok(32));
+}
+
+/// What all threads of this process have used.
+fn cpu_time() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the call fills what it is given.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    [usage.ru_utime, usage.ru_stime]
+        .map(|time| Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64))
+        .iter()
+        .sum()
+}
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
 fn a_peer_that_stays_stopped_fails_its_entries_after_mooncakes_time() {
     if !rerun(
         "sick::a_peer_that_stays_stopped_fails_its_entries_after_mooncakes_time",
