@@ -112,7 +112,7 @@ impl MooncakeDriver {
         })
     }
 
-    /// Starts those of `ops` that are of one size class, as one batch.
+    /// Starts those of `ops` that are of one size class, as one batch. They have their places at the peer.
     fn start(&mut self, live: &Live<'_>, peer: &Arc<Peer>, ops: &[Op], small: bool, now: Nanos, out: &mut Vec<Event>) {
         let place = self.place();
         let batch = &mut self.batches[place as usize];
@@ -137,7 +137,6 @@ impl MooncakeDriver {
         }
         let Shared { api, grouping, unquiet, .. } = &*self.shared;
         unquiet.fetch_add(count, Ordering::Relaxed);
-        peer.in_flight.fetch_add(count as u32, Ordering::Relaxed);
         let engine = live.engine();
         // SAFETY: the engine is live. Each local range stays valid until we report its operation quiet, which we do only after
         // its task has ended, or was not started.
@@ -174,9 +173,9 @@ impl MooncakeDriver {
                     out.push(Event::Result { op: task.op, res: -errno, stage, detail, quiet });
                 }
                 self.spare.push(place);
+                peer.give_places_back(count as u32);
                 if quiet {
                     unquiet.fetch_sub(count, Ordering::Release);
-                    peer.in_flight.fetch_sub(count as u32, Ordering::Relaxed);
                 }
             }
         }
@@ -215,7 +214,7 @@ impl MooncakeDriver {
             batch.news = now;
             self.shared.unquiet.fetch_sub(ended, Ordering::Release);
             if let Some(peer) = &batch.peer {
-                peer.in_flight.fetch_sub(ended as u32, Ordering::Relaxed);
+                peer.give_places_back(ended as u32);
             }
         }
         if batch.running == 0 && self.free(live, place) {
@@ -317,8 +316,7 @@ impl Driver for MooncakeDriver {
             out.extend(ops.iter().map(closed));
             return ops.len();
         };
-        let room = shared.queue.saturating_sub(peer.in_flight.load(Ordering::Relaxed));
-        let taken = ops.len().min(room as usize).min(MAX_BATCH as usize);
+        let taken = peer.take_places(ops.len().min(MAX_BATCH as usize) as u32, shared.queue) as usize;
         for small in [true, false] {
             self.start(&live, &peer, &ops[..taken], small, now, out);
         }

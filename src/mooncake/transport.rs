@@ -63,7 +63,20 @@ pub(super) struct Shared {
 pub(super) struct Peer {
     pub(super) segment: SegmentId,
     /// Operations in Mooncake's hands, from all drivers.
-    pub(super) in_flight: AtomicU32,
+    in_flight: AtomicU32,
+}
+
+impl Peer {
+    /// Takes places for up to `want` operations, so that there are never more than `limit`. How many.
+    pub(super) fn take_places(&self, want: u32, limit: u32) -> u32 {
+        let taken = |in_flight: u32| want.min(limit.saturating_sub(in_flight));
+        let update = |in_flight| Some(in_flight + taken(in_flight));
+        self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).map_or(0, taken)
+    }
+
+    pub(super) fn give_places_back(&self, count: u32) {
+        self.in_flight.fetch_sub(count, Ordering::Relaxed);
+    }
 }
 
 /// An engine that is not destroyed while this lives.
