@@ -216,3 +216,35 @@ fn small_writes(entries: u32) {
     let kept = open_files() - before;
     assert!((1..=8).contains(&kept), "{kept} connections are open");
 }
+
+#[test]
+#[ignore = "needs cargo xtask setup"]
+fn six_rings_of_one_engine_do_not_overrun_mooncakes_queue_together() {
+    let _alone = alone();
+    const RINGS: usize = 6;
+    const WRITES: usize = 1000;
+    let mut peer = Peer::start(RINGS * WRITES * PAGE);
+    let engine = engine();
+    let region = engine.register(Region::alloc(RINGS * WRITES * PAGE).unwrap()).unwrap();
+    let segment = engine.open_segment(&peer.info.segment, LIMIT).unwrap();
+    fill(&region, 1, 0, RINGS * WRITES * PAGE);
+    std::thread::scope(|scope| {
+        for number in 0..RINGS {
+            let (engine, region, segment, info) = (&engine, &region, &segment, &peer.info);
+            scope.spawn(move || {
+                let mut ring = Ring::builder().build(WRITES as u32, engine).unwrap();
+                for at in number * WRITES..(number + 1) * WRITES {
+                    let local = region.slice(at * PAGE..(at + 1) * PAGE).unwrap();
+                    let remote = segment.at(info.address + (at * PAGE) as u64);
+                    ring.submission().push(opcode::Write::new(local, remote).build()).unwrap();
+                }
+                ring.submit();
+                assert_eq!(ring.wait_timeout(WRITES, LIMIT), Ok(WRITES));
+                for cqe in ring.completion() {
+                    assert_eq!(cqe.result(), Ok(PAGE as u32), "{cqe:?}");
+                }
+            });
+        }
+    });
+    assert_eq!(peer.matching(1, 0, RINGS * WRITES * PAGE), RINGS * WRITES * PAGE);
+}
