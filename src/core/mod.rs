@@ -153,8 +153,12 @@ impl Core {
 
     /// How to wait when there was nothing to do; `hint` is the drivers'.
     fn wait_politely(&self, hint: Option<Hint>) -> Hint {
-        if self.gate.is_busy() || !self.ready_peers.is_empty() {
+        if self.gate.is_busy() {
             return Hint::Now;
+        }
+        if !self.ready_peers.is_empty() {
+            // Their driver took nothing: it waits for others' ends.
+            return Hint::Yield;
         }
         let deadlines = self.rings.iter().flatten().filter_map(RingState::deadline);
         let until = deadlines.chain(self.gate.next_due()).min();
@@ -162,7 +166,7 @@ impl Core {
         if let Some(hint) = hint {
             // Operations are in flight: only their transport says whether its threads need the core.
             wait = wait.sooner(hint);
-        } else if self.now - self.last_work < SPIN {
+        } else if self.now - self.last_work < SPIN && !self.drivers.iter().any(|driver| driver.caps.threads_here) {
             return Hint::Spin;
         }
         match wait {

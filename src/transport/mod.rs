@@ -148,9 +148,11 @@ pub struct Caps {
 }
 
 /// Wakes the poller from a transport's own thread.
+#[cfg_attr(not(feature = "unstable-transport"), allow(dead_code, reason = "none of the transports here needs it"))]
 #[derive(Clone, Debug)]
 pub struct PollerWaker(pub(crate) Arc<Doorbell>);
 
+#[cfg_attr(not(feature = "unstable-transport"), allow(dead_code, reason = "as above"))]
 impl PollerWaker {
     /// Wakes the poller if it sleeps. Never blocks.
     pub fn wake(&self) {

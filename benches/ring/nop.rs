@@ -1,73 +1,21 @@
-//! Side by side: the ring, what it replaces, and what it costs. `cargo bench` prints one line for each.
-//!
-//! Rounds of ours and the peer's alternate, medians are printed, and every number is a ratio within one run: the machine
-//! may be noisy. Two threads of one measurement run on a core each when there are two.
+//! A Nop ring, and the same job done with two bare queues.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use moonring::{Engine, Ring, opcode};
 
+use crate::{median, pin, ping_pong};
+
 const OPERATIONS: u64 = 1_000_000;
 const BATCH: u64 = 32;
 const IN_FLIGHT: u64 = 1024;
 const ROUNDS: usize = 9;
 
-fn main() {
-    LazyLock::force(&CORES);
-    nop_against_array_queues();
-}
-
-/// Counted before anything is pinned: a pinned thread is told of one.
-static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
-
-/// Pins the calling thread. With one core there is nothing to choose.
-fn pin(core: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(core % *CORES);
-    let _ = rustix::thread::sched_setaffinity(None, &set);
-}
-
-/// Nanoseconds for a word to go from one core to the other and back.
-fn ping_pong() -> f64 {
-    use std::sync::atomic::AtomicU64;
-    let word = Arc::new(AtomicU64::new(0));
-    let other = Arc::clone(&word);
-    const TURNS: u64 = 20_000;
-    let echo = std::thread::spawn(move || {
-        pin(1);
-        for turn in 0..TURNS {
-            while other.load(std::sync::atomic::Ordering::Acquire) != 2 * turn + 1 {
-                std::hint::spin_loop();
-            }
-            other.store(2 * turn + 2, std::sync::atomic::Ordering::Release);
-        }
-    });
-    pin(0);
-    let mut start = Instant::now();
-    for turn in 0..TURNS {
-        if turn == TURNS / 10 {
-            start = Instant::now();
-        }
-        word.store(2 * turn + 1, std::sync::atomic::Ordering::Release);
-        while word.load(std::sync::atomic::Ordering::Acquire) != 2 * turn + 2 {
-            std::hint::spin_loop();
-        }
-    }
-    let time = start.elapsed();
-    echo.join().unwrap();
-    time.as_nanos() as f64 / (TURNS - TURNS / 10) as f64
-}
-
 fn rate(operations: u64, time: Duration) -> f64 {
     operations as f64 / time.as_secs_f64() / 1e6
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn nop_ring() -> f64 {
@@ -139,7 +87,7 @@ fn array_queues() -> f64 {
     rate(OPERATIONS, time)
 }
 
-fn nop_against_array_queues() {
+pub fn against_array_queues() {
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let before = ping_pong();
     for _ in 0..ROUNDS {
