@@ -148,9 +148,23 @@ impl Peer {
         self.ask(&format!("matching {seed} {offset} {len}")).parse().unwrap()
     }
 
+    /// Sends a signal; SIGSTOP is waited for, because its threads stop a little later than `kill` returns.
     pub fn signal(&self, signal: i32) {
         // SAFETY: the child is ours and not reaped yet, so its number is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+        let end = Instant::now() + LIMIT;
+        while signal == libc::SIGSTOP && !self.all_threads_are_stopped() {
+            assert!(Instant::now() < end, "the peer does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn all_threads_are_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
+            // The state follows the name, which ends with the last parenthesis.
+            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+        })
     }
 
     /// True once it has ended, within the limit.
