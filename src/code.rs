@@ -27,17 +27,17 @@ pub mod errno {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
-    /// It did its work.
+    /// It did its work: the result is a byte count.
     Done,
     /// It was waiting for its fences. The transport was never called for it.
     Gate,
     /// The transport refused it. Nothing was started.
     Issue,
-    /// The transport had started it.
+    /// The transport had started it. Bytes may have moved.
     Transfer,
-    /// It was cancelled.
+    /// It was cancelled. Nothing ends so yet.
     Cancel,
-    /// Its ring was closed.
+    /// Its ring was closed, or its poller died.
     Shutdown,
 }
 

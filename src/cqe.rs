@@ -11,20 +11,21 @@ use crate::spsc::Leftover;
 use crate::transport::Nanos;
 
 bitflags! {
-    /// What a completion says besides its result. `MORE` and `NOTIF` have io_uring's numbers.
+    /// What a completion says besides its result. `MORE` and `NOTIF` have io_uring's numbers. Most completions have none.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct CqeFlags: u32 {
         /// The result is known, but the transport may still touch the local range: one more completion follows.
         const MORE = 1 << 1;
-        /// The second completion: the local range is left alone from now on.
+        /// The second completion: the local range is left alone from now on. Its result is 0, its `user_data`, stage and
+        /// times are the first one's, its `detail` is the transport's last word.
         const NOTIF = 1 << 3;
-        /// The ring was torn down around a transfer that could not be stopped: the local range may be touched for ever,
-        /// and its memory is kept for ever.
+        /// The ring's poller died around a transfer that could not be stopped: the local range may be touched for ever,
+        /// and its memory is kept for ever. With `NOTIF` for an entry whose result was posted before.
         const UNQUIET = 1 << 8;
     }
 }
 
-/// A completion: 32 bytes.
+/// A completion: 32 bytes, plain data.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Cqe {
@@ -53,7 +54,7 @@ impl Cqe {
         self.user_data
     }
 
-    /// Bytes moved, or a negative errno. As io_uring's `res`.
+    /// Bytes moved, or a negative errno, as io_uring's `res`. 0 for what moves none: a Nop, a Wait, a `NOTIF`.
     pub fn res(&self) -> i32 {
         self.res
     }
@@ -76,18 +77,21 @@ impl Cqe {
         Stage::from_bits(self.flags)
     }
 
-    /// More about a failure: the driver's number at the gate, Mooncake's at issue and transfer, the root errno as a
-    /// negative number when a dependency failed.
+    /// More about a failure. At the gate the root errno as a negative number after a failed host fence or timeline, the
+    /// driver's `CUresult` after a failed CUDA event. At issue and transfer the transport's own number: Mooncake's code or
+    /// task status. 0 if there is no more to say; what it is after a success has no meaning.
     pub fn detail(&self) -> i32 {
         self.detail
     }
 
-    /// From the moment that the poller took the entry until it was issued, or ended without. Resolved to a poller's turn.
+    /// From the moment that the poller took the entry until it was issued, or ended without: the wait for its fences and
+    /// for its peer's turn. Resolved to a poller's turn, in nanoseconds, at most 2^48 - 1 of them (78 hours).
     pub fn gate_time(&self) -> Duration {
         self.span(0)
     }
 
-    /// From issued to landed; 0 for what is never issued. Resolved to a poller's turn.
+    /// From issued to landed; 0 for what is never issued. Resolved to a poller's turn, so 0 for a transport that moves
+    /// the bytes within one, as loopback does. At most 2^48 - 1 ns.
     pub fn wire_time(&self) -> Duration {
         self.span(3)
     }

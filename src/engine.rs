@@ -88,7 +88,8 @@ impl Engine {
         &self.inner.name
     }
 
-    /// Registers our own memory: entries may use it and peers reach it. May block for the transport's metadata.
+    /// Registers our own memory: entries may use it and peers reach it, from now until it is unregistered or the engine
+    /// ends. Blocks while the transport tells its metadata; one registration or unregistration of an engine at a time.
     ///
     /// # Errors
     /// [`RegisterError`] with the region in it, unchanged.
@@ -214,9 +215,10 @@ impl Engine {
         sealed.map_err(UnregisterError::Seal)
     }
 
-    /// Finds the peer called `name` and makes it ready: the first transfer to it then need not connect. Blocks for at
-    /// most `limit`; the look-up runs on a thread of its own, because the transport may block in it for much longer when
-    /// the peer is stopped. A name that is open already is answered at once with the same handle.
+    /// Finds the peer called `name` (its [`name`](Self::name), which its [`RegionInfo`] carries) and makes it ready: the
+    /// transport's caches then know it. Blocks for at most `limit`; the look-up runs on a thread of its own, because the
+    /// transport may block in it for much longer when the peer is stopped, and keeps the engine alive until it returns. A
+    /// name that is open already is answered at once with the same handle, whether the peer still runs or not.
     ///
     /// # Errors
     /// [`OpenError::Limit`] after `limit` (a later call joins the same look-up), or what the transport says.
@@ -231,7 +233,8 @@ impl Engine {
     /// are refused, and those that were accepted and not issued fail with `-ESTALE`, instead of going to a wrong place.
     ///
     /// # Errors
-    /// As [`open_segment`](Self::open_segment). Older handles are stale even then.
+    /// As [`open_segment`](Self::open_segment). Older handles are stale even then. If a look-up of that name is running
+    /// already, this call joins it.
     pub fn reopen_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
         if let Some(old) = lock(&self.inner.segments).by_name.remove(name) {
             old.inner.stale.store(true, Release);
@@ -374,7 +377,8 @@ pub(crate) struct SegmentInner {
     stale: AtomicBool,
 }
 
-/// A peer that is open. Cheap to clone.
+/// A peer that is open. Cheap to clone; good for entries of rings on the engine that opened it. It does not keep the
+/// engine alive and is never closed: Mooncake keeps what it knows of a peer.
 #[derive(Clone)]
 pub struct Segment {
     pub(crate) inner: Arc<SegmentInner>,
@@ -386,7 +390,8 @@ impl Segment {
         &self.inner.name
     }
 
-    /// A place in the peer's memory, by its address there.
+    /// A place in the peer's memory, by its address there. Nothing is checked here: only the peer knows what it has
+    /// registered.
     pub fn at(&self, address: u64) -> Remote {
         Remote { segment: self.clone(), address }
     }

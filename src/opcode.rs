@@ -5,7 +5,7 @@ use crate::entry::{Entry, Transfer};
 use crate::region::Slice;
 use crate::sqe::Opcode;
 
-/// Does nothing: completes with 0 once its fences have signalled. For measuring and for joining.
+/// Does nothing: completes with 0 once its fences have signalled. For measuring, and for waking a reaper.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nop;
 
@@ -37,14 +37,16 @@ impl Wait {
     }
 }
 
-/// Moves bytes from a peer's memory into ours: a load. Completes with the number of bytes once they have landed.
+/// Moves bytes from a peer's memory into ours: a load. Completes with the number of bytes once they have landed. After a
+/// failure the local range may hold any mixture of old and new bytes.
 #[derive(Clone, Debug)]
 pub struct Read {
     transfer: (Slice, Remote),
 }
 
 impl Read {
-    /// Reads `local.len()` bytes, less than 2 GiB, from `remote` on.
+    /// Reads `local.len()` bytes, less than 2 GiB, from `remote` on. Lengths and ranges are checked at push. 0 bytes
+    /// complete with 0 after the fences, without the transport.
     pub fn new(local: Slice, remote: Remote) -> Read {
         Read { transfer: (local, remote) }
     }
@@ -66,7 +68,8 @@ pub struct Write {
 }
 
 impl Write {
-    /// Writes `local.len()` bytes, less than 2 GiB, to `remote` on.
+    /// Writes `local.len()` bytes, less than 2 GiB, to `remote` on. Lengths and ranges are checked at push. 0 bytes
+    /// complete with 0 after the fences, without the transport.
     pub fn new(local: Slice, remote: Remote) -> Write {
         Write { transfer: (local, remote) }
     }

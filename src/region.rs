@@ -27,7 +27,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Maps `len` bytes of zeroed memory, rounded up to whole pages of 4 KiB.
+    /// Maps `len` bytes of zeroed memory, rounded up to whole pages of 4 KiB. Nothing is touched: the kernel gives the
+    /// pages at the first use.
     ///
     /// # Errors
     /// `InvalidInput` if `len` is 0; otherwise what `mmap` says, such as out of memory.
@@ -260,7 +261,7 @@ impl Registered {
     /// Copies bytes from one place of the region to another that does not overlap it, as a copy-on-write of a page does.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at); [`AccessError::Overlap`] if the two ranges overlap.
+    /// As [`read_at`](Self::read_at); [`AccessError::Overlap`] if the two ranges overlap. Nothing was copied then.
     pub fn copy_within(&self, from: usize, to: usize, len: usize) -> Result<(), AccessError> {
         if from.abs_diff(to) < len {
             return Err(AccessError::Overlap { from, to, len });
@@ -280,7 +281,9 @@ impl Registered {
     /// gone. May block for the time that the transport needs to withdraw it.
     ///
     /// # Errors
-    /// [`UnregisterError`], and nothing has changed: busy while entries use it, refused for foreign memory.
+    /// [`UnregisterError`]: busy while entries or copies use it, refused for foreign memory, or what the transport says. In
+    /// these cases nothing has changed. Only after [`UnregisterError::Seal`] is it unregistered all the same, and a peer's
+    /// late write may still change its bytes.
     pub fn unregister(&self) -> Result<(), UnregisterError> {
         if !self.region.is_own() {
             return Err(UnregisterError::Foreign);
@@ -295,7 +298,7 @@ impl Registered {
     /// anything else, until no peer writes it any more.
     ///
     /// # Errors
-    /// [`UnregisterError`], and nothing has changed.
+    /// [`UnregisterError`], and nothing has changed: busy while entries use it, however often it is registered.
     pub unsafe fn unregister_foreign(&self) -> Result<(), UnregisterError> {
         self.engine.unregister(&self.region)
     }
@@ -480,11 +483,11 @@ pub enum AccessError {
     },
 }
 
-/// A region stays registered.
+/// A region was not unregistered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnregisterError {
-    /// Entries that use it are outstanding.
+    /// So many uses of it are outstanding: entries accepted and not quiet, and copies that run.
     #[error("busy: {0} outstanding uses of the region; reap their completions and unregister again")]
     Busy(u64),
     /// It was unregistered before.

@@ -5,11 +5,18 @@
 //! number of rings. Where fences come from:
 //!
 //! * [`host`]: a thread says that something is done ([`Signaller::signal`]);
-//! * [`timeline`]: a word that only grows, and [`Timeline::at`] a fence on each value;
+//! * [`timeline()`]: a word that only grows, and [`Timeline::at`] a fence on each value;
 //! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream.
 //!
-//! A fence signals or fails once and stays so. If it fails, the entries that wait for it complete with `-ECANCELED` at
-//! the gate, the cause in [`Cqe::detail`](crate::Cqe::detail), and are never issued.
+//! A fence signals or fails once and stays so. If it fails, the entries that wait for it complete at the gate, at the
+//! first of their fences that failed, and are never issued:
+//!
+//! * after a host fence or a timeline with `-ECANCELED`, the cause as a negative errno in
+//!   [`Cqe::detail`](crate::Cqe::detail);
+//! * after a CUDA event with `-EIO`, the driver's `CUresult` in `detail`.
+//!
+//! Fences may be cloned, sent, asked and dropped by any thread. Dropping one that entries wait for changes nothing: they
+//! keep it. What a thread did before it signalled is visible to the transport when it is called because of that signal.
 
 mod registration;
 mod timeline;
@@ -25,7 +32,7 @@ use crate::code::errno;
 use crate::sync::{AtomicU64, Ordering};
 use registration::Registrations;
 
-/// What is known of a fence.
+/// What is known of a fence. `Signalled` and `Failed` are final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceStatus {
     /// It has not happened yet.
@@ -141,7 +148,7 @@ impl Fence {
     }
 
     /// What is known now. Never blocks and calls no driver: a CUDA event reads as pending until a poller has seen it
-    /// done, which it does only while an entry waits for it.
+    /// done, which it does only while an entry waits for it. To learn of one, push a [`Wait`](crate::opcode::Wait).
     pub fn status(&self) -> FenceStatus {
         self.0.status()
     }
@@ -153,7 +160,7 @@ impl fmt::Debug for Fence {
     }
 }
 
-/// A new host fence and the one handle that signals it.
+/// A new host fence and the one handle that signals it. Costs one small allocation; never blocks.
 ///
 /// ```
 /// use moonring::fence::{self, FenceStatus};
@@ -183,7 +190,8 @@ impl Signaller {
     }
 
     /// It will never happen. `errno`, a positive error number such as 5 for `EIO`, travels to the dependents as the
-    /// cause; a number outside 1..=4095 is taken as `EIO`.
+    /// cause: they complete with `-ECANCELED` and `-errno` in `detail`. A number outside 1..=4095 is taken as `EIO`. Never
+    /// blocks.
     pub fn fail(mut self, errno: i32) {
         let errno = if (1..=4095).contains(&errno) { errno } else { errno::EIO };
         self.settle(FenceStatus::Failed(Failure::dependency(errno)));

@@ -59,7 +59,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A fence on `value`: signalled once the timeline has reached it, at once if it already has. Make it once and
+    /// A fence on `value`, any `u64`: signalled once the timeline has reached it, at once if it already has. Make it once and
     /// attach it to every entry that waits for the value: each call makes a new fence, with one small allocation.
     pub fn at(&self, value: u64) -> Fence {
         Fence::new(Kind::Point { timeline: Arc::clone(&self.cell), value })
@@ -96,7 +96,8 @@ impl TimelineSignaller {
     }
 
     /// Ends the timeline: no larger value will come. `errno`, a positive error number, travels to the dependents as the
-    /// cause; a number outside 1..=4095 is taken as `EIO`.
+    /// cause: they complete with `-ECANCELED` and `-errno` in `detail`. A number outside 1..=4095 is taken as `EIO`. Fences
+    /// on values that were reached stay signalled.
     pub fn fail(self, errno: i32) {
         let errno = if (1..=4095).contains(&errno) { errno } else { errno::EIO };
         self.end(errno);

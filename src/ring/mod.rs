@@ -38,7 +38,7 @@ impl Builder {
         self
     }
 
-    /// How long dropping the ring waits for transfers that are with the transport, 1 s unless set.
+    /// How long dropping the ring waits for transfers that are with the transport, 1 s unless set. 0 does not wait.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Builder {
         self.grace = grace;
@@ -46,7 +46,7 @@ impl Builder {
     }
 
     /// Builds a ring on `engine` that takes `entries` entries at a time, accepted and not ended, and starts its poller
-    /// thread. Its completion queue has room for twice as many.
+    /// thread. Its completion queue has room for twice as many. Any number in the range will do, not only powers of two.
     ///
     /// # Errors
     /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; otherwise what starting the thread says.
@@ -81,7 +81,8 @@ impl Builder {
 ///
 /// Dropping the ring ends what was not issued, waits for what was (see [`Builder::grace`]) and then, if transfers are
 /// still running, for the transport to be closed if nobody else uses the engine; if somebody does, the engine and its
-/// memory are kept for ever. It returns within the grace time and 10 s.
+/// memory are kept for ever. Every clone of the engine, every [`Registered`](crate::Registered) and every other ring is
+/// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it.
 #[derive(Debug)]
 pub struct Ring {
     pusher: Pusher,
@@ -110,7 +111,7 @@ impl Ring {
         SubmissionQueue { pusher: &mut self.pusher }
     }
 
-    /// The completion queue: an iterator over what is there now.
+    /// The completion queue: an iterator over what is there, which never blocks. Drop it to give the room back.
     #[inline]
     pub fn completion(&mut self) -> CompletionQueue<'_> {
         self.reaper.queue()
@@ -134,10 +135,11 @@ impl Ring {
 
     /// Blocks until `count` completions are ready to reap, and returns how many are. Returns fewer, at least one, when
     /// everything submitted has completed and no other submitter exists: no more can come. More than the completion queue
-    /// holds is taken as that many.
+    /// holds is taken as that many; 0 returns at once.
     ///
     /// # Errors
-    /// [`WaitError::NothingOutstanding`] if none is ready and none can come; [`WaitError::PollerDead`].
+    /// [`WaitError::NothingOutstanding`] if none is ready and none can come: while a [`Submitter`] exists, one can.
+    /// [`WaitError::PollerDead`] if none is ready and the poller died.
     pub fn wait(&mut self, count: usize) -> Result<usize, WaitError> {
         self.reaper.wait(count, None)
     }
@@ -164,7 +166,8 @@ impl Ring {
         self.reaper.completions()
     }
 
-    /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each.
+    /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each, for good.
+    /// Allocates its lane, see [`Submitter`]; an owner that waits takes it as somebody who may still push.
     pub fn submitter(&mut self) -> Submitter {
         self.pusher.share();
         Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
@@ -218,7 +221,7 @@ impl SubmissionQueue<'_> {
         self.len() == 0
     }
 
-    /// Most entries that can be outstanding.
+    /// Most entries that can be outstanding: accepted, from all producers, and without their last completion in the queue.
     pub fn capacity(&self) -> usize {
         self.pusher.shared.capacity as usize
     }

@@ -25,13 +25,15 @@ pub struct PushError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many entries are outstanding as the ring has capacity for. `EAGAIN` in io_uring's terms.
+    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted.
+    /// `EAGAIN` in io_uring's terms. For each completion that is reaped there is room for one more, but for one with `MORE`.
     #[error("the ring is full: {capacity} entries are outstanding; submit, reap completions and push again")]
     Full {
         /// The ring's capacity.
         capacity: u32,
     },
-    /// Every side block is in use.
+    /// Every side block is in use: an entry with two or more fences holds one from push until it leaves the gate, and a
+    /// ring has an eighth as many as its capacity, at least one.
     #[error(
         "all {count} side blocks are in use by entries with several fences; wait for some to pass the gate, or combine \
          fences in fewer Wait entries"
@@ -66,7 +68,7 @@ pub enum Refusal {
         /// Its length.
         len: u64,
     },
-    /// The ring is closed.
+    /// The ring was dropped; only a [`Submitter`] sees this.
     #[error("the ring is closed")]
     Closed,
     /// The ring's poller died.
@@ -256,10 +258,11 @@ impl Submitter {
         Submitter { pusher: Pusher { shared, sq, units: Units::Shared }, controls, ring, lane }
     }
 
-    /// Accepts an entry, or gives it back. Never blocks. The poller sees it after [`submit`](Self::submit).
+    /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after
+    /// [`submit`](Self::submit).
     ///
     /// # Errors
-    /// [`PushError`] with the entry in it.
+    /// [`PushError`] with the entry in it, unchanged.
     #[allow(clippy::result_large_err, reason = "the error is the caller's entry")]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)

@@ -190,7 +190,8 @@ impl Drop for CompletionQueue<'_> {
     }
 }
 
-/// Completions as a stream, borrowed from their ring. It ends when nothing is outstanding and no other submitter exists.
+/// Completions as a stream, borrowed from their ring. It ends when nothing is outstanding and no other submitter exists, or
+/// when the poller died and all is reaped; asked again after more was submitted, it goes on. Dropping it loses nothing.
 #[derive(Debug)]
 pub struct Completions<'ring> {
     reaper: &'ring mut Reaper,
