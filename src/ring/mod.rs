@@ -46,7 +46,7 @@ impl Builder {
     }
 
     /// Builds a ring on `engine` that takes `entries` entries at a time, accepted and not ended, and starts its poller
-    /// thread. Its completion queue has room for twice as many. Any number in the range will do, not only powers of two.
+    /// thread. Its completion queue has room for at least twice as many. Any number in the range will do, not only powers of two.
     ///
     /// # Errors
     /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; otherwise what starting the thread says.

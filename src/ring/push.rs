@@ -236,8 +236,8 @@ impl Pusher {
     }
 }
 
-/// Pushes into a ring from another thread than its owner's. Each has a lane of its own to the poller: what one of them
-/// submits at once stays together, and a preempted one holds up nobody else. Clone it for each thread; a clone's lane
+/// Pushes into a ring from another thread than its owner's. Each has a lane of its own to the poller: no other submitter's
+/// entries come between those that one of them submits at once, and a preempted one holds up nobody else. Clone it for each thread; a clone's lane
 /// takes 64 bytes for each entry of the ring's capacity.
 ///
 /// Entries become visible to the poller with [`submit`](Self::submit). Dropping a submitter submits what it has pushed.
