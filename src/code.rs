@@ -6,13 +6,13 @@ use std::fmt;
 #[allow(missing_docs, reason = "the names are errno(3)'s")]
 pub mod errno {
     pub const EIO: i32 = 5;
-    pub const EAGAIN: i32 = 11;
     pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
     pub const EINVAL: i32 = 22;
     pub const EPROTO: i32 = 71;
     pub const EBADMSG: i32 = 74;
     pub const EOPNOTSUPP: i32 = 95;
+    pub const ECONNRESET: i32 = 104;
     pub const ENOBUFS: i32 = 105;
     pub const ESHUTDOWN: i32 = 108;
     pub const ETIMEDOUT: i32 = 110;

@@ -25,7 +25,8 @@ struct EngineInner {
     /// Every region ever registered: their addresses are given back only after the transport is closed.
     regions: Mutex<Regions>,
     segments: Mutex<Segments>,
-    opening: Mutex<HashMap<String, Arc<Opening>>>,
+    /// By name, and whether afresh.
+    opening: Mutex<HashMap<(String, bool), Arc<Opening>>>,
 }
 
 #[derive(Default)]
@@ -34,6 +35,14 @@ struct Segments {
     by_name: HashMap<String, Segment>,
     /// Every handle, stale ones too: entries name their segment by this number.
     by_target: HashMap<u32, Segment>,
+    /// How often each name was reopened.
+    reopened: HashMap<String, u64>,
+}
+
+impl Segments {
+    fn reopens(&self, name: &str) -> u64 {
+        self.reopened.get(name).copied().unwrap_or(0)
+    }
 }
 
 #[derive(Default)]
@@ -236,8 +245,12 @@ impl Engine {
     /// As [`open_segment`](Self::open_segment). Older handles are stale even then. If a look-up of that name is running
     /// already, this call joins it.
     pub fn reopen_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
-        if let Some(old) = lock(&self.inner.segments).by_name.remove(name) {
-            old.inner.stale.store(true, Release);
+        {
+            let mut segments = lock(&self.inner.segments);
+            *segments.reopened.entry(name.to_owned()).or_default() += 1;
+            if let Some(old) = segments.by_name.remove(name) {
+                old.inner.stale.store(true, Release);
+            }
         }
         self.look_up(name, true, limit)
     }
@@ -245,14 +258,20 @@ impl Engine {
     fn look_up(&self, name: &str, fresh: bool, limit: Duration) -> Result<Segment, OpenError> {
         let opening = {
             let mut all = lock(&self.inner.opening);
-            if let Some(running) = all.get(name) {
+            let key = (name.to_owned(), fresh);
+            if let Some(running) = all.get(&key) {
                 Arc::clone(running)
             } else {
                 let opening = Arc::new(Opening::default());
-                let helper =
-                    Helper { engine: self.clone(), name: name.to_owned(), fresh, opening: Arc::clone(&opening) };
+                let helper = Helper {
+                    engine: self.clone(),
+                    name: name.to_owned(),
+                    fresh,
+                    reopens: lock(&self.inner.segments).reopens(name),
+                    opening: Arc::clone(&opening),
+                };
                 thread::spawn("moonring-open", move || helper.run()).map_err(OpenError::Thread)?;
-                all.insert(name.to_owned(), Arc::clone(&opening));
+                all.insert(key, Arc::clone(&opening));
                 opening
             }
         };
@@ -344,6 +363,8 @@ struct Helper {
     engine: Engine,
     name: String,
     fresh: bool,
+    /// How often the name had been reopened when this look-up began.
+    reopens: u64,
     opening: Arc<Opening>,
 }
 
@@ -361,10 +382,15 @@ impl Helper {
         // In this order, so that a caller finds the segment or the look-up at every moment.
         if let Ok(segment) = &result {
             let mut segments = lock(&inner.segments);
-            segments.by_name.insert(self.name.clone(), segment.clone());
             segments.by_target.insert(segment.inner.target, segment.clone());
+            if segments.reopens(&self.name) != self.reopens {
+                // It was reopened while this look-up ran, which may have found what was cached before.
+                segment.inner.stale.store(true, Release);
+            } else {
+                segments.by_name.insert(self.name.clone(), segment.clone());
+            }
         }
-        lock(&inner.opening).remove(&self.name);
+        lock(&inner.opening).remove(&(self.name.clone(), self.fresh));
         *lock(&self.opening.result) = Some(result);
         self.opening.done.notify_all();
     }

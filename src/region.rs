@@ -174,6 +174,10 @@ impl RegionInner {
 
     /// Refuses new uses, unless there are some: then it answers how many and changes nothing.
     pub(crate) fn close(&self) -> Result<(), u64> {
+        // A look beforehand, so that a busy region does not refuse pushes for a moment.
+        if self.in_use() > 0 {
+            return Err(self.in_use());
+        }
         self.closed.store(true, Ordering::SeqCst);
         match self.in_use() {
             0 => Ok(()),

@@ -41,8 +41,10 @@ fn count(work: impl FnOnce()) -> u64 {
     ALLOCATIONS.load(SeqCst) - before
 }
 
-/// One step as engines do it: a batch of loads behind one fence, signalled late, waited for and reaped.
+/// One step as engines do it: a batch of loads behind one fence, signalled late, waited for and reaped. With every second
+/// step the poller has the time to gate them; with the others the signal may come first.
 fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>) {
+    let late = fences.len().is_multiple_of(2);
     let (signaller, fence) = fences.pop().unwrap();
     for n in 0..32 {
         let entry = setup.read(n * 64, 64).wait(&fence).user_data(n as u64);
@@ -50,8 +52,13 @@ fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>
     }
     setup.push(opcode::Nop::new().build());
     setup.ring.submit();
-    signaller.signal();
     let mut reaped = 0;
+    if late {
+        // The Nop behind them has been seen: they are at the gate.
+        setup.ring.wait(1).unwrap();
+        reaped += setup.ring.completion().count();
+    }
+    signaller.signal();
     while reaped < 33 {
         setup.ring.wait(1).unwrap();
         reaped += setup.ring.completion().count();

@@ -91,7 +91,7 @@ fn good_and_bad_entries_of_one_submit_each_have_their_own_result() {
     let cqes = setup.reap(3);
     assert_eq!(cqes[0].result(), Ok(3));
     let error = cqes[1].result().unwrap_err();
-    assert_eq!((error.errno, error.stage), (errno::EIO, Stage::Transfer));
+    assert_eq!((error.errno, error.stage), (errno::EFAULT, Stage::Transfer));
     assert_eq!(cqes[2].result(), Ok(5));
 }
 
@@ -316,6 +316,51 @@ fn a_dead_poller_ends_every_entry_and_refuses_more() {
     assert_eq!(refused.reason, Refusal::PollerDead);
 }
 
+/// A panic while results that are not quiet wait for room: they are the last word then, and say so.
+#[test]
+fn a_dead_poller_ends_what_waits_for_room_too() {
+    let sim = Sim::new(7).unquiet(1000).delay(Duration::from_millis(20)..Duration::from_millis(21)).panic_at(16);
+    let mut setup = Setup::simulated(8, sim);
+    let push = |setup: &mut Setup, user_data| {
+        setup.push(setup.read(0, 8).user_data(user_data));
+        setup.ring.submit();
+    };
+    (0..8).for_each(|n| push(&mut setup, n));
+    // Their results and their NOTIFs fill the CQ of 16.
+    assert_eq!(setup.ring.wait_timeout(16, LIMIT), Ok(16));
+    (8..15).for_each(|n| push(&mut setup, n));
+    // The results of these wait in their slots, with MORE to come, when the driver panics.
+    std::thread::sleep(Duration::from_millis(30));
+    push(&mut setup, 15);
+    let mut last = [0; 16];
+    while last.iter().sum::<u32>() < 16 {
+        setup.ring.wait_timeout(1, LIMIT).unwrap_or_else(|error| panic!("{error}: {last:?}"));
+        for cqe in setup.ring.completion() {
+            last[cqe.user_data() as usize] += u32::from(!cqe.flags().contains(CqeFlags::MORE));
+        }
+    }
+    assert_eq!(last, [1; 16]);
+    assert_eq!(setup.ring.wait(1), Err(WaitError::PollerDead));
+}
+
+/// What a driver was being offered when it panicked may have been started: it does not count as quiet.
+#[test]
+fn entries_offered_to_a_panicking_driver_are_unquiet() {
+    let mut setup = Setup::simulated(8, Sim::new(8).panic_at(2));
+    for n in 0..3 {
+        setup.push(setup.read(0, 8).user_data(n));
+    }
+    let cqes = setup.reap(3);
+    assert!(cqes.iter().all(|cqe| cqe.flags() == CqeFlags::UNQUIET), "{cqes:?}");
+    assert!(matches!(setup.ours.unregister(), Err(UnregisterError::Busy(3))));
+}
+
+/// Any grace time is possible.
+#[test]
+fn an_endless_grace_time_is_no_overflow() {
+    drop(Ring::builder().grace(Duration::MAX).build(1, &Engine::loopback()).unwrap());
+}
+
 /// Unregistering answers busy while entries are outstanding, and the pages are gone afterwards.
 #[test]
 fn a_region_with_work_outstanding_is_busy() {
@@ -334,5 +379,5 @@ fn a_region_with_work_outstanding_is_busy() {
     let ours = setup.engine.register(Region::alloc(4096).unwrap()).unwrap();
     let entry = opcode::Write::new(ours.slice(..).unwrap(), setup.peer.at(setup.theirs.address())).build();
     setup.push(entry);
-    assert_eq!(setup.reap(1)[0].result().unwrap_err().errno, errno::EIO);
+    assert_eq!(setup.reap(1)[0].result().unwrap_err().errno, errno::EFAULT);
 }

@@ -106,6 +106,19 @@ fn g1_no_wake_up_is_lost_between_empty_and_sleep() {
     }
 }
 
+/// What is pushed and not submitted is not outstanding, once there has been a submitter either.
+#[test]
+fn waiting_does_not_count_what_is_not_submitted() {
+    let mut ring = Ring::builder().build(8, &Engine::loopback()).unwrap();
+    for _ in 0..2 {
+        ring.submission().push(opcode::Nop::new().build()).unwrap();
+        assert_eq!(ring.wait_timeout(1, LIMIT), Err(WaitError::NothingOutstanding));
+        assert_eq!(ring.submit_and_wait(1), Ok(1));
+        assert_eq!(ring.completion().count(), 1);
+        drop(ring.submitter());
+    }
+}
+
 /// A reaper that sleeps is woken when enough has come, not at every completion.
 #[test]
 fn a_sleeping_reaper_is_woken_for_its_count() {

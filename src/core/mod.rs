@@ -259,6 +259,9 @@ impl Core {
     /// Takes a bounded number of entries off a ring's queues.
     fn take_entries(&mut self, index: u32) -> bool {
         let mut any = false;
+        if let Some(ring) = self.ring_mut(index) {
+            ring.take_turns();
+        }
         for _ in 0..BUDGET {
             let Some(ring) = self.ring_mut(index) else { break };
             let Some(sqe) = ring.next_entry() else { break };
@@ -420,8 +423,11 @@ impl Core {
                 }
                 self.slots[slot].quiet = quiet;
                 self.left_flight(slot);
-                let stage = if res < 0 { stage } else { Stage::Done };
-                self.conclude(slot, res, stage, detail);
+                if res < 0 {
+                    self.conclude(slot, res, stage, detail);
+                } else {
+                    self.conclude(slot, res, Stage::Done, 0);
+                }
             }
             Event::Quiet { op, detail } => {
                 let Some(slot) = self.slots.find(op) else { return };
@@ -513,26 +519,37 @@ impl Core {
             let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
             let mut unquiet = false;
             for slot in own {
+                let offered = self.ops.iter().any(|op| op.token == self.slots.token(slot));
                 let entry = &mut self.slots[slot];
-                match entry.state {
-                    State::Free | State::Waiting => continue,
-                    State::Gated | State::Ready => {}
-                    State::Issued | State::Overdue => unquiet = true,
-                }
-                entry.notif = entry.state == State::Overdue;
-                let quiet = matches!(entry.state, State::Gated | State::Ready);
-                let flags = if quiet { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
-                if quiet {
+                let waits = entry.state == State::Waiting;
+                let stopped = match entry.state {
+                    State::Free => continue,
+                    State::Gated => true,
+                    // What the driver was being offered when it panicked may have been started.
+                    State::Ready => !offered,
+                    State::Issued | State::Overdue => false,
+                    State::Waiting if entry.quiet => continue,
+                    State::Waiting => false,
+                };
+                if stopped {
                     entry.sqe.end_use();
                 } else {
                     // The region stays in use for ever.
                     entry.sqe.forget_use();
+                    unquiet = true;
                 }
                 entry.quiet = true;
+                if waits {
+                    // Its result is known and was about to be posted with MORE: now it is the last word.
+                    entry.flags |= CqeFlags::UNQUIET.bits() as u16;
+                    continue;
+                }
+                entry.notif = entry.state == State::Overdue;
                 entry.res = if entry.notif { 0 } else { -errno::EOWNERDEAD };
                 entry.detail = 0;
                 entry.landed = self.now;
-                entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | flags;
+                let unquiet = if stopped { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
+                entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | unquiet;
                 entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
                 ring.wait_for_room(&mut self.slots, slot);

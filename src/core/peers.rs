@@ -113,7 +113,6 @@ impl Core {
         }
         let DriverState { caps, driver, .. } = &mut self.drivers[peer.driver];
         let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight).min(BUDGET);
-        self.ops.clear();
         let mut next = peer.ready.front();
         while let Some(slot) = next
             && self.ops.len() < most as usize
@@ -133,6 +132,7 @@ impl Core {
             self.slots[slot].issued = self.now;
         }
         peer.in_flight += taken as u32;
+        self.ops.clear();
         self.land_all();
         taken > 0
     }

@@ -24,6 +24,7 @@ pub(super) struct RingState {
     lanes: Vec<Option<Lane>>,
     /// What is left of the word taken last.
     current: Option<LaneWord>,
+    lanes_first: bool,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Units of capacity given back, ever.
@@ -65,10 +66,10 @@ impl Closing {
 
     /// Blocks until the ring is closed, for at most `limit`. True if it is.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
+        let end = Instant::now().checked_add(limit);
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         while !*done {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break;
             }
@@ -92,6 +93,7 @@ impl RingState {
             cq,
             lanes: Vec::new(),
             current: None,
+            lanes_first: false,
             waiting: List::new(),
             freed: 0,
             driver,
@@ -133,10 +135,19 @@ impl RingState {
         }
     }
 
-    /// The next entry: the owner's first, then the submitters' in the order of their publishes.
+    /// Whose entries come first changes with every turn, so that neither the owner nor the submitters starve.
+    pub(super) fn take_turns(&mut self) {
+        self.lanes_first = !self.lanes_first;
+    }
+
+    /// The next entry. What a submitter published at once stays together; the lanes' come in the order of the publishes.
     #[inline]
     pub(super) fn next_entry(&mut self) -> Option<Sqe> {
-        self.sq.next().or_else(|| self.next_of_lanes())
+        if self.current.is_some() || self.lanes_first {
+            self.next_of_lanes().or_else(|| self.sq.next())
+        } else {
+            self.sq.next().or_else(|| self.next_of_lanes())
+        }
     }
 
     fn next_of_lanes(&mut self) -> Option<Sqe> {

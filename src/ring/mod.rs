@@ -141,7 +141,7 @@ impl Ring {
     /// [`WaitError::NothingOutstanding`] if none is ready and none can come: while a [`Submitter`] exists, one can.
     /// [`WaitError::PollerDead`] if none is ready and the poller died.
     pub fn wait(&mut self, count: usize) -> Result<usize, WaitError> {
-        self.reaper.wait(count, None)
+        self.reaper.wait(count, None, self.pusher.held_back())
     }
 
     /// The same for at most `limit`. Returns what is ready then, if anything is.
@@ -149,7 +149,7 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait), and [`WaitError::TimedOut`] if nothing is ready at the limit: io_uring's `ETIME`.
     pub fn wait_timeout(&mut self, count: usize, limit: Duration) -> Result<usize, WaitError> {
-        self.reaper.wait(count, Some(limit))
+        self.reaper.wait(count, Some(limit), self.pusher.held_back())
     }
 
     /// The next completion, for async code. Dropping the future loses nothing.
@@ -157,13 +157,13 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub async fn next(&mut self) -> Result<Cqe, WaitError> {
-        self.reaper.next().await
+        self.reaper.next(self.pusher.held_back()).await
     }
 
     /// Completions as a [`Stream`](futures_core::Stream), which ends when everything submitted has completed and no other
     /// submitter exists.
     pub fn completions(&mut self) -> Completions<'_> {
-        self.reaper.completions()
+        self.reaper.completions(self.pusher.held_back())
     }
 
     /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each, for good.
@@ -184,7 +184,7 @@ impl Drop for Ring {
         self.pusher.submit();
         let closing = Closing::new(self.grace);
         self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(&closing) });
-        let closed = closing.wait(self.grace + CLOSE_BOUND);
+        let closed = closing.wait(self.grace.saturating_add(CLOSE_BOUND));
         if let Some(poller) = self.poller.take()
             && closed
         {

@@ -35,15 +35,15 @@ pub enum Refusal {
     /// Every side block is in use: an entry with two or more fences holds one from push until it leaves the gate, and a
     /// ring has an eighth as many as its capacity, at least one.
     #[error(
-        "all {count} side blocks are in use by entries with several fences; wait for some to pass the gate, or combine \
-         fences in fewer Wait entries"
+        "all {count} side blocks are in use by entries with several fences; push again when some have passed the gate, or give \
+         the entry one fence"
     )]
     NoSideBlock {
         /// How many there are.
         count: u32,
     },
     /// Too many fences.
-    #[error("the entry waits for {0} fences, at most {max} are possible; join some in a Wait entry", max = Entry::MAX_FENCES)]
+    #[error("the entry waits for {0} fences, at most {max} are possible; a timeline can stand for many", max = Entry::MAX_FENCES)]
     TooManyFences(usize),
     /// Too long for one entry.
     #[error("the entry moves {0} bytes, an entry moves less than 2 GiB; split it")]
@@ -213,6 +213,14 @@ impl Pusher {
     /// Entries pushed and not submitted.
     pub(super) fn unpublished(&self) -> usize {
         self.sq.unpublished()
+    }
+
+    /// Units of capacity taken by entries that are not submitted, so that nobody may wait for them.
+    pub(super) fn held_back(&self) -> usize {
+        match self.units {
+            Units::Own { .. } => 0,
+            Units::Shared => self.unpublished(),
+        }
     }
 
     /// Shows the core everything that was pushed, without waking it.

@@ -62,8 +62,8 @@ impl Reaper {
         CompletionQueue { reaper: self }
     }
 
-    pub(super) fn completions(&mut self) -> Completions<'_> {
-        Completions { reaper: self }
+    pub(super) fn completions(&mut self, held_back: usize) -> Completions<'_> {
+        Completions { reaper: self, held_back }
     }
 
     /// Gives room back to the core, which may have completions waiting for it.
@@ -78,10 +78,10 @@ impl Reaper {
         }
     }
 
-    fn look(&self, count: usize) -> Look {
+    fn look(&self, count: usize, held_back: usize) -> Look {
         // In this order: what is counted as settled has its completions visible.
         let others = self.shared.submitters.load(Relaxed) > 0;
-        let outstanding = self.shared.outstanding() as usize;
+        let outstanding = (self.shared.outstanding() as usize).saturating_sub(held_back);
         let dead = self.shared.life() == Life::Dead;
         let ready = self.cq.ready();
         let count = count.min(self.cq.capacity());
@@ -99,11 +99,12 @@ impl Reaper {
         Look::Wait(if others { count } else { count.min(ready + outstanding) })
     }
 
-    pub(super) fn wait(&mut self, count: usize, limit: Option<Duration>) -> Result<usize, WaitError> {
+    /// `held_back` units are taken by entries that are not submitted.
+    pub(super) fn wait(&mut self, count: usize, limit: Option<Duration>, held_back: usize) -> Result<usize, WaitError> {
         let start = Instant::now();
         let deadline = limit.and_then(|limit| start.checked_add(limit));
         loop {
-            let want = match self.look(count) {
+            let want = match self.look(count, held_back) {
                 Look::Ready(ready) => return Ok(ready),
                 Look::Never(error) => return Err(error),
                 Look::Wait(want) => want,
@@ -120,23 +121,23 @@ impl Reaper {
                 yield_now();
             } else {
                 let position = self.cq.position() + want as u64;
-                self.shared.reaper.park(position, deadline, || !matches!(self.look(count), Look::Wait(_)));
+                self.shared.reaper.park(position, deadline, || !matches!(self.look(count, held_back), Look::Wait(_)));
             }
         }
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Cqe, WaitError>> {
+    fn poll_next(&mut self, context: &mut Context<'_>, held_back: usize) -> Poll<Result<Cqe, WaitError>> {
         loop {
             if let Some(cqe) = self.cq.next() {
                 self.release();
                 return Poll::Ready(Ok(cqe));
             }
-            match self.look(1) {
+            match self.look(1, held_back) {
                 Look::Ready(_) => {}
                 Look::Never(error) => return Poll::Ready(Err(error)),
                 Look::Wait(_) => {
                     let position = self.cq.position() + 1;
-                    let ready = || !matches!(self.look(1), Look::Wait(_));
+                    let ready = || !matches!(self.look(1, held_back), Look::Wait(_));
                     if !self.shared.reaper.poll(position, context.waker(), ready) {
                         return Poll::Pending;
                     }
@@ -145,8 +146,8 @@ impl Reaper {
         }
     }
 
-    pub(super) async fn next(&mut self) -> Result<Cqe, WaitError> {
-        poll_fn(|context| self.poll_next(context)).await
+    pub(super) async fn next(&mut self, held_back: usize) -> Result<Cqe, WaitError> {
+        poll_fn(|context| self.poll_next(context, held_back)).await
     }
 }
 
@@ -195,12 +196,14 @@ impl Drop for CompletionQueue<'_> {
 #[derive(Debug)]
 pub struct Completions<'ring> {
     reaper: &'ring mut Reaper,
+    held_back: usize,
 }
 
 impl Stream for Completions<'_> {
     type Item = Cqe;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Cqe>> {
-        self.get_mut().reaper.poll_next(context).map(Result::ok)
+        let Completions { reaper, held_back } = self.get_mut();
+        reaper.poll_next(context, *held_back).map(Result::ok)
     }
 }

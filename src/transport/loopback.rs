@@ -97,13 +97,13 @@ impl Driver for LoopbackDriver {
         // Held over the copies, so that a peer's unregister waits for them.
         let memory = peer.as_ref().map(|peer| peer.read().unwrap_or_else(PoisonError::into_inner));
         for op in ops {
-            let (res, detail) = match &memory {
-                None => (-errno::EIO, PEER_GONE),
+            let res = match &memory {
+                None => -errno::ECONNRESET,
                 // SAFETY: the core vouches for the local range until we report; what is registered stays mapped while we
                 // hold its engine's lock.
-                Some(memory) => unsafe { op.copy_here(memory) }.map_or((-errno::EIO, BAD_RANGE), |moved| (moved, 0)),
+                Some(memory) => unsafe { op.copy_here(memory) }.unwrap_or(-errno::EFAULT),
             };
-            out.push(Event::Result { op: op.token, res, stage: Stage::Transfer, detail, quiet: true });
+            out.push(Event::Result { op: op.token, res, stage: Stage::Transfer, detail: 0, quiet: true });
         }
         ops.len()
     }
@@ -116,8 +116,3 @@ impl Driver for LoopbackDriver {
         0
     }
 }
-
-/// The target's engine is gone. Numbers of this transport's own, for a completion's `detail`.
-const PEER_GONE: i32 = 1;
-/// The remote range does not lie inside one registered region.
-const BAD_RANGE: i32 = 2;
