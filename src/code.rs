@@ -5,10 +5,12 @@ use std::fmt;
 /// The error numbers that moonring uses, as Linux numbers them.
 #[allow(missing_docs, reason = "the names are errno(3)'s")]
 pub mod errno {
+    pub const ENOENT: i32 = 2;
     pub const EIO: i32 = 5;
     pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
     pub const EINVAL: i32 = 22;
+    pub const ETIME: i32 = 62;
     pub const EPROTO: i32 = 71;
     pub const EBADMSG: i32 = 74;
     pub const EOPNOTSUPP: i32 = 95;
@@ -16,6 +18,7 @@ pub mod errno {
     pub const ENOBUFS: i32 = 105;
     pub const ESHUTDOWN: i32 = 108;
     pub const ETIMEDOUT: i32 = 110;
+    pub const EALREADY: i32 = 114;
     pub const ESTALE: i32 = 116;
     pub const EREMOTEIO: i32 = 121;
     pub const ECANCELED: i32 = 125;

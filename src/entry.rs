@@ -1,17 +1,43 @@
 //! Entries: what a caller asks for, before a push lowers it.
 
+use bitflags::bitflags;
+
 use crate::engine::Remote;
 use crate::fence::Fence;
 use crate::region::Slice;
 use crate::sqe::Opcode;
+
+bitflags! {
+    /// How an entry stands to the ones around it. The numbers are io_uring's.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct EntryFlags: u8 {
+        /// Starts only when everything accepted before it has its result; what follows starts only when it has its own.
+        const IO_DRAIN = 1 << 1;
+        /// The next entry of the same submit starts when this one has succeeded; if it fails, the rest of the chain ends
+        /// with `-ECANCELED`, unstarted.
+        const IO_LINK = 1 << 2;
+        /// The next entry starts when this one has ended, however it ended.
+        const IO_HARDLINK = 1 << 3;
+        /// No completion if it succeeds. If it fails in a chain, its own completion stands for the rest of the chain.
+        const CQE_SKIP_SUCCESS = 1 << 6;
+    }
+}
+
+impl EntryFlags {
+    /// The entry has a follower.
+    pub(crate) const CHAINED: EntryFlags = EntryFlags::IO_LINK.union(EntryFlags::IO_HARDLINK);
+}
 
 /// An operation to push. Built by [`opcode`](crate::opcode)'s types; owns what it refers to.
 #[derive(Debug)]
 #[must_use = "an entry does nothing until it is pushed"]
 pub struct Entry {
     pub(crate) op: Opcode,
+    pub(crate) flags: EntryFlags,
+    pub(crate) op_flags: u16,
+    pub(crate) len: u32,
     pub(crate) user_data: u64,
-    pub(crate) transfer: Option<Transfer>,
+    pub(crate) payload: Payload,
     pub(crate) fence: Option<Fence>,
     /// The second and further ones.
     pub(crate) more_fences: Vec<Fence>,
@@ -23,12 +49,44 @@ pub(crate) struct Transfer {
     pub(crate) remote: Remote,
 }
 
+/// What an entry is about.
+#[derive(Debug)]
+pub(crate) enum Payload {
+    /// Numbers, as they go into the SQE.
+    Values {
+        local: u64,
+        remote: u64,
+    },
+    Transfer(Transfer),
+}
+
+/// An opcode's own settings, as they go into the SQE.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Args {
+    pub(crate) op_flags: u16,
+    pub(crate) len: u32,
+    pub(crate) local: u64,
+    pub(crate) remote: u64,
+}
+
 impl Entry {
     /// Most fences on one entry.
     pub const MAX_FENCES: usize = crate::ring::shared::MAX_FENCES;
 
-    pub(crate) fn new(op: Opcode, transfer: Option<Transfer>) -> Entry {
-        Entry { op, user_data: 0, transfer, fence: None, more_fences: Vec::new() }
+    pub(crate) fn new(op: Opcode, args: Args) -> Entry {
+        let Args { op_flags, len, local, remote } = args;
+        let payload = Payload::Values { local, remote };
+        Entry { op, flags: EntryFlags::empty(), op_flags, len, user_data: 0, payload, fence: None, more_fences: vec![] }
+    }
+
+    pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
+        Entry { payload: Payload::Transfer(Transfer { local, remote }), ..Entry::new(op, Args::default()) }
+    }
+
+    /// Adds flags: links, drains, no completion on success.
+    pub fn flags(mut self, flags: EntryFlags) -> Entry {
+        self.flags |= flags;
+        self
     }
 
     /// A number that comes back in the completion. Opaque, and need not be unique.

@@ -36,7 +36,7 @@
 //!     .wait(&copied)
 //!     .user_data(7);
 //! ring.submission().push(load)?;
-//! ring.submit();
+//! ring.submit()?;
 //! assert!(ring.completion().is_empty()); // it waits, and nobody else does
 //!
 //! pool.write_at(0, b"a late copy!")?;
@@ -147,7 +147,7 @@
 //! let mut submitter = ring.submitter();
 //! let producer = std::thread::spawn(move || {
 //!     submitter.push(opcode::Nop::new().build().user_data(1)).unwrap();
-//!     submitter.submit();
+//!     submitter.submit().unwrap();
 //! });
 //! ring.wait(1)?;
 //! assert_eq!(ring.completion().next().map(|completion| completion.user_data()), Some(1));
@@ -183,6 +183,7 @@
 //! | `unstable-transport` | no | `moonring::transport`: write a transport of your own; may change in any version |
 
 mod bytes;
+mod clock;
 pub mod code;
 mod core;
 mod cqe;
@@ -210,11 +211,12 @@ mod transport;
 pub use code::Stage;
 pub use cqe::{Cqe, CqeFlags, EntryError};
 pub use engine::{Engine, OpenError, RegisterError, Remote, Segment};
-pub use entry::Entry;
+pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CompletionQueue, Completions, PushError, Refusal, Ring, SubmissionQueue, Submitter, WaitError,
+    Builder, CompletionQueue, Completions, OpenChain, PushChainError, PushError, Refusal, Ring, SubmissionQueue,
+    Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -1,23 +1,44 @@
-//! What entries can do. Build one with `new(..)`, turn it into an [`Entry`] with `build()`, add fences and `user_data`.
+//! What entries can do. Build one with `new(..)`, turn it into an [`Entry`] with `build()`, add fences, flags and
+//! `user_data`.
 
-use crate::engine::Remote;
-use crate::entry::{Entry, Transfer};
-use crate::region::Slice;
-use crate::sqe::Opcode;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::engine::{Remote, Segment};
+use crate::entry::{Args, Entry};
+use crate::region::{Registered, Slice};
+use crate::sqe::{Opcode, op_flags};
 
 /// Does nothing: completes with 0 once its fences have signalled. For measuring, and for waking a reaper.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Nop;
+pub struct Nop {
+    args: Args,
+}
 
 impl Nop {
     /// A Nop.
-    pub const fn new() -> Nop {
-        Nop
+    pub fn new() -> Nop {
+        Nop::default()
+    }
+
+    /// Completes with `res` instead: a negative errno is a failure, for trying what a failure does to a chain.
+    #[must_use]
+    pub fn result(mut self, res: i32) -> Nop {
+        self.args.len = res as u32;
+        self
+    }
+
+    /// Fails when the poller takes it, with `-EINVAL` at the issue stage, and its whole chain with it: for trying what an
+    /// entry does to its chain that went bad after it was accepted.
+    #[must_use]
+    pub fn bad(mut self) -> Nop {
+        self.args.op_flags = op_flags::NOP_BAD;
+        self
     }
 
     /// The entry.
     pub fn build(self) -> Entry {
-        Entry::new(Opcode::Nop, None)
+        Entry::new(Opcode::Nop, self.args)
     }
 }
 
@@ -33,7 +54,7 @@ impl Wait {
 
     /// The entry.
     pub fn build(self) -> Entry {
-        Entry::new(Opcode::Wait, None)
+        Entry::new(Opcode::Wait, Args::default())
     }
 }
 
@@ -54,7 +75,7 @@ impl Read {
     /// The entry.
     pub fn build(self) -> Entry {
         let (local, remote) = self.transfer;
-        Entry::new(Opcode::Read, Some(Transfer { local, remote }))
+        Entry::transfer(Opcode::Read, local, remote)
     }
 }
 
@@ -77,6 +98,168 @@ impl Write {
     /// The entry.
     pub fn build(self) -> Entry {
         let (local, remote) = self.transfer;
-        Entry::new(Opcode::Write, Some(Transfer { local, remote }))
+        Entry::transfer(Opcode::Write, local, remote)
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    span.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// Completes with `-ETIME` when its time has come, counted from the moment it starts: after its fences, and after its
+/// predecessor in a chain. To links that is a failure, unless [`etime_success`](Self::etime_success).
+#[derive(Clone, Copy, Debug)]
+pub struct Timeout {
+    args: Args,
+}
+
+impl Timeout {
+    /// After `span`, by value; more than 584 years is taken as that.
+    pub fn new(span: Duration) -> Timeout {
+        Timeout { args: Args { local: nanos(span), ..Args::default() } }
+    }
+
+    /// At `moment`; one that has passed is due at once.
+    pub fn at(moment: Instant) -> Timeout {
+        Timeout { args: Args { op_flags: op_flags::ABSOLUTE, local: clock::at(moment), ..Args::default() } }
+    }
+
+    /// Running out counts as a success to links and to `CQE_SKIP_SUCCESS`; the result stays `-ETIME`.
+    #[must_use]
+    pub fn etime_success(mut self) -> Timeout {
+        self.args.op_flags |= op_flags::ETIME_SUCCESS;
+        self
+    }
+
+    /// Completes `repeats` times, one span apart, or for ever if 0; all completions but the last carry `MORE`. Has no
+    /// effect on a Timeout made with [`at`](Self::at).
+    #[must_use]
+    pub fn multishot(mut self, repeats: u32) -> Timeout {
+        if self.args.op_flags & op_flags::ABSOLUTE == 0 {
+            self.args.op_flags |= op_flags::MULTISHOT;
+            self.args.len = repeats;
+        }
+        self
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::new(Opcode::Timeout, self.args)
+    }
+}
+
+/// Limits the entry before it in a chain: if that has not ended after the span, counted from its start, it is cancelled,
+/// and this completes with `-ETIME`. Otherwise this completes with `-ECANCELED`. Alone, first in a chain or behind another
+/// LinkTimeout it fails with `-EINVAL`, and its chain with it.
+///
+/// An entry that the transport has is detached: it completes with `-ECANCELED` and `MORE`, and once more with `NOTIF` when
+/// its local range is quiet.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkTimeout {
+    args: Args,
+}
+
+impl LinkTimeout {
+    /// After `span`, by value.
+    pub fn new(span: Duration) -> LinkTimeout {
+        LinkTimeout { args: Args { local: nanos(span), ..Args::default() } }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::new(Opcode::LinkTimeout, self.args)
+    }
+}
+
+/// Ends a Timeout early: completes with 0, the Timeout with `-ECANCELED`; or with `-ENOENT` if there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeoutRemove {
+    args: Args,
+}
+
+impl TimeoutRemove {
+    /// The oldest Timeout with this `user_data`.
+    pub fn new(user_data: u64) -> TimeoutRemove {
+        TimeoutRemove { args: Args { local: user_data, op_flags: op_flags::TIMEOUTS, ..Args::default() } }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::new(Opcode::Cancel, self.args)
+    }
+}
+
+/// Gives a running Timeout a new span, counted from now: completes with 0, or with `-ENOENT` if there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct TimeoutUpdate {
+    args: Args,
+}
+
+impl TimeoutUpdate {
+    /// The oldest running Timeout with this `user_data`.
+    pub fn new(user_data: u64, span: Duration) -> TimeoutUpdate {
+        TimeoutUpdate { args: Args { local: user_data, remote: nanos(span), ..Args::default() } }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::new(Opcode::TimeoutUpdate, self.args)
+    }
+}
+
+/// Cancels entries of the same ring: what waits at the gate, for its turn in a chain, behind a drain, for its peer, and
+/// Timeouts. Those complete with `-ECANCELED`, a member of a chain when its turn comes.
+///
+/// Completes with 0 if the first match, the oldest, was cancelled; with `-ENOENT` if there is none; with `-EALREADY` if the
+/// transport has it: it then completes normally, unless [`detach`](Self::detach). With [`all`](Self::all) it completes
+/// with the number cancelled. LinkTimeouts, and the Cancel itself, are never matched. Unless it is part of a chain or asks
+/// for a drain itself, it does not wait for drains.
+#[derive(Clone, Copy, Debug)]
+pub struct Cancel {
+    args: Args,
+}
+
+impl Cancel {
+    fn new(local: u64, op_flags: u16) -> Cancel {
+        Cancel { args: Args { local, op_flags, ..Args::default() } }
+    }
+
+    /// What has this `user_data`.
+    pub fn user_data(user_data: u64) -> Cancel {
+        Cancel::new(user_data, 0)
+    }
+
+    /// What goes to or comes from a segment.
+    pub fn segment(segment: &Segment) -> Cancel {
+        Cancel::new(u64::from(segment.inner.target), op_flags::SEGMENT)
+    }
+
+    /// What uses a region.
+    pub fn region(region: &Registered) -> Cancel {
+        Cancel::new(region.address(), op_flags::REGION)
+    }
+
+    /// Everything.
+    pub fn any() -> Cancel {
+        Cancel::new(0, op_flags::ANY | op_flags::ALL)
+    }
+
+    /// Every match, not only the oldest.
+    #[must_use]
+    pub fn all(mut self) -> Cancel {
+        self.args.op_flags |= op_flags::ALL;
+        self
+    }
+
+    /// What the transport has gets its result, `-ECANCELED` with `MORE`, now, and `NOTIF` when its local range is quiet.
+    #[must_use]
+    pub fn detach(mut self) -> Cancel {
+        self.args.op_flags |= op_flags::DETACH;
+        self
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::new(Opcode::Cancel, self.args)
     }
 }

@@ -4,8 +4,9 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{JoinHandle, yield_now};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::clock;
 use crate::core::{Controls, Core};
 use crate::thread;
 use crate::transport::{Hint, Nanos};
@@ -17,11 +18,9 @@ pub(crate) fn spawn(controls: Arc<Controls>, idle: Duration) -> io::Result<JoinH
 }
 
 fn run(mut core: Core) {
-    let start = Instant::now();
     let doorbell = core.doorbell();
     loop {
-        // From 1: the core takes 0 for "not yet".
-        let now = start.elapsed().as_nanos() as Nanos + 1;
+        let now = clock::now();
         let hint = catch_unwind(AssertUnwindSafe(|| core.turn(now))).unwrap_or_else(|_| {
             // The panic's message was printed by the hook. What the core holds is whole enough to end every entry.
             core.bury();
@@ -35,7 +34,7 @@ fn run(mut core: Core) {
             Hint::Spin => std::hint::spin_loop(),
             Hint::Yield => yield_now(),
             Hint::Sleep { until } => {
-                let deadline = until.and_then(|until| start.checked_add(Duration::from_nanos(until)));
+                let deadline = until.and_then(clock::instant);
                 // Any ring is for us: there is one position.
                 doorbell.park(0, deadline, || core.has_input());
             }

@@ -96,6 +96,16 @@ impl<T: Leftover> Producer<T> {
         Ok(())
     }
 
+    /// Takes back the entry written last, if it is not published.
+    pub(crate) fn unwrite(&mut self) -> Option<T> {
+        if self.tail == self.published {
+            return None;
+        }
+        self.tail -= 1;
+        // Written by `write` and never published, so it is initialised and still ours.
+        Some(read_place(self.shared.place(self.tail)))
+    }
+
     /// Entries written and not yet published.
     #[inline]
     pub(crate) fn unpublished(&self) -> usize {

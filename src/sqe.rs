@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use static_assertions::{const_assert, const_assert_eq};
 
+use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
 use crate::spsc::Leftover;
@@ -17,6 +18,34 @@ pub(crate) enum Opcode {
     Wait = 1,
     Read = 2,
     Write = 3,
+    Timeout = 4,
+    LinkTimeout = 5,
+    Cancel = 6,
+    TimeoutUpdate = 7,
+}
+
+/// `op_flags` of the opcodes that have some.
+pub(crate) mod op_flags {
+    /// Nop: fails its preparation.
+    pub(crate) const NOP_BAD: u16 = 1;
+    /// Timeout: running out is a success to links and skips.
+    pub(crate) const ETIME_SUCCESS: u16 = 1 << 1;
+    /// Timeout: again and again, `len` times, or for ever if that is 0.
+    pub(crate) const MULTISHOT: u16 = 1 << 2;
+    /// Timeout: `local` is a moment, not a span.
+    pub(crate) const ABSOLUTE: u16 = 1 << 3;
+    /// Cancel: every match, not the first; the result is how many.
+    pub(crate) const ALL: u16 = 1 << 4;
+    /// Cancel: matches everything.
+    pub(crate) const ANY: u16 = 1 << 5;
+    /// Cancel: an issued operation gets its result now, with MORE, and NOTIF when it is quiet.
+    pub(crate) const DETACH: u16 = 1 << 6;
+    /// Cancel: Timeouts only.
+    pub(crate) const TIMEOUTS: u16 = 1 << 7;
+    /// Cancel: `local` is a segment's number.
+    pub(crate) const SEGMENT: u16 = 1 << 8;
+    /// Cancel: `local` is a region's address.
+    pub(crate) const REGION: u16 = 1 << 9;
 }
 
 /// A lowered entry. It owns a count of its one fence, or a side block with several, and a use of its region. Copying it
@@ -25,13 +54,16 @@ pub(crate) enum Opcode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sqe {
     pub(crate) op: Opcode,
+    pub(crate) flags: EntryFlags,
+    pub(crate) op_flags: u16,
+    /// Bytes to move; an injected result; repeats.
     pub(crate) len: u32,
     pub(crate) user_data: u64,
-    /// The local range's address.
+    /// The local range's address; nanoseconds of a timeout; what to cancel.
     pub(crate) local: u64,
     /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps.
     pub(crate) region: *const RegionInner,
-    /// The remote range's address.
+    /// The remote range's address; a timeout's new nanoseconds.
     pub(crate) remote: u64,
     /// The transport's number for the segment.
     pub(crate) target: u32,
@@ -53,6 +85,8 @@ impl Sqe {
     /// A Nop that owns nothing.
     pub(crate) const EMPTY: Sqe = Sqe {
         op: Opcode::Nop,
+        flags: EntryFlags::empty(),
+        op_flags: 0,
         len: 0,
         user_data: 0,
         local: 0,
@@ -68,6 +102,17 @@ impl Sqe {
         let fence = std::mem::replace(&mut self.fence, ptr::null());
         // SAFETY: a non-null `fence` came from `Arc::into_raw` at push and owns a count, which goes to the caller.
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
+    }
+
+    /// True if it moves bytes.
+    pub(crate) fn is_transfer(&self) -> bool {
+        matches!(self.op, Opcode::Read | Opcode::Write)
+    }
+
+    /// The address of the region of its local range.
+    pub(crate) fn region_address(&self) -> u64 {
+        // SAFETY: as in `end_use`.
+        unsafe { self.region.as_ref() }.map_or(0, |region| region.memory.address)
     }
 
     /// Leaves the region in use for ever: something may touch it that cannot be stopped.

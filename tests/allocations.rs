@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 mod common;
 
 use common::Setup;
-use moonring::{fence, opcode};
+use moonring::{WaitError, fence, opcode};
+use std::time::Duration;
 
 struct Counting;
 
@@ -51,7 +52,7 @@ fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>
         setup.push(entry);
     }
     setup.push(opcode::Nop::new().build());
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     let mut reaped = 0;
     if late {
         // The Nop behind them has been seen: they are at the gate.
@@ -73,6 +74,13 @@ fn steady_state_allocates_nothing() {
     for _ in 0..500 {
         step(&mut setup, &mut fences);
     }
+    // A thread's first sleep allocates, in event-listener: the reaper's and the poller's.
+    let (signaller, fence) = fence::host();
+    setup.push(opcode::Wait::new().build().wait(&fence));
+    setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_timeout(1, Duration::from_millis(20)), Err(WaitError::TimedOut));
+    signaller.signal();
+    assert_eq!(setup.reap(1).len(), 1);
     let allocations = count(|| {
         for _ in 0..1000 {
             step(&mut setup, &mut fences);

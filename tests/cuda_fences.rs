@@ -52,7 +52,7 @@ impl Setup {
         let entry = opcode::Read::new(local, remote).build().user_data(page as u64);
         let entry = fences.iter().fold(entry, |entry, fence| entry.wait(fence));
         self.ring.submission().push(entry).unwrap();
-        self.ring.submit();
+        self.ring.submit().unwrap();
     }
 
     /// What a page consists of; all bytes must be the same.
@@ -195,7 +195,7 @@ fn a_load_behind_a_copy_never_wins_with_the_fence_and_does_without() {
             held.release();
             let (synced, after) = (stream.fence().unwrap(), opcode::Wait::new().build());
             s.ring.submission().push(after.wait(&synced)).unwrap();
-            s.ring.submit();
+            s.ring.submit().unwrap();
             s.reap(1);
         }
         assert_eq!(s.page(100 + page), if fenced { OLD } else { NEW }, "the copy of page {page}");

@@ -23,7 +23,7 @@ fn nothing_is_issued_before_its_fences_have_signalled() {
     let three = timeline.at(7);
     let entry = setup.read(0, 4096).wait(&one).wait(&two).wait(&three);
     setup.push(entry);
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     for step in 0..4 {
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(probe.issued(), 0, "issued before step {step}");
@@ -55,7 +55,7 @@ fn entries_that_wait_hold_up_nobody() {
     for n in 0..1000 {
         setup.push(setup.read(64, 64).user_data(n));
     }
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     let cqes = setup.reap(1000);
     assert!(cqes.iter().enumerate().all(|(n, cqe)| cqe.user_data() == n as u64 && cqe.result() == Ok(64)));
     signaller.signal();
@@ -71,7 +71,7 @@ fn fences_release_their_own_entries_in_any_order() {
         let entry = setup.read(0, 8).wait(&fences[n as usize % 100].1).user_data(n);
         setup.push(entry);
     }
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     for (at, (signaller, _)) in fences.into_iter().enumerate().rev() {
         signaller.signal();
         let cqes = setup.reap(10);
@@ -116,7 +116,7 @@ fn every_entry_ends_once_under_faults() {
                 }
                 pushed += 1;
             }
-            setup.ring.submit();
+            setup.ring.submit().unwrap();
             setup.ring.wait_timeout(1, LIMIT).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             for cqe in setup.ring.completion() {
                 let at = cqe.user_data() as usize;
@@ -164,7 +164,7 @@ fn a_failed_fence_fails_its_dependents() {
     setup.push(setup.read(0, 8).wait(&failing).user_data(1));
     setup.push(setup.read(0, 8).wait(&kept).wait(&failing).user_data(2));
     setup.push(opcode::Wait::new().build().wait(&orphan).user_data(3));
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     bad.fail(errno::EINVAL);
     let cqes = setup.reap(2);
     for cqe in &cqes {
@@ -225,14 +225,14 @@ fn side_blocks_are_refused_when_used_up_and_come_back() {
     }
     let refused = ring.submission().push(wait(2)).unwrap_err();
     assert_eq!(refused.reason, Refusal::NoSideBlock { count: 2 });
-    ring.submit();
+    ring.submit().unwrap();
     for (signaller, _) in all {
         assert!(ring.completion().next().is_none());
         signaller.signal();
     }
     assert_eq!(reap_exactly(&mut ring, 2).iter().map(|cqe| cqe.res()).sum::<i32>(), 0);
     ring.submission().push(refused.entry).unwrap();
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(reap_exactly(&mut ring, 1)[0].user_data(), 2);
 }
 
@@ -257,7 +257,7 @@ fn completions_wait_for_room_in_order() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
-        setup.ring.submit();
+        setup.ring.submit().unwrap();
     }
     assert_eq!(pushed, 16 + 8);
     signaller.signal();
@@ -280,7 +280,7 @@ fn dropping_a_ring_with_work_in_every_state_is_bounded() {
         setup.push(setup.read(0, 8).user_data(n));
         setup.push(setup.read(0, 8).wait(&fence));
     }
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     std::thread::sleep(Duration::from_millis(20));
     setup.push(setup.read(0, 8));
     let mut submitter = setup.ring.submitter();
@@ -323,7 +323,7 @@ fn a_dead_poller_ends_what_waits_for_room_too() {
     let mut setup = Setup::simulated(8, sim);
     let push = |setup: &mut Setup, user_data| {
         setup.push(setup.read(0, 8).user_data(user_data));
-        setup.ring.submit();
+        setup.ring.submit().unwrap();
     };
     (0..8).for_each(|n| push(&mut setup, n));
     // Their results and their NOTIFs fill the CQ of 16.
@@ -367,7 +367,7 @@ fn a_region_with_work_outstanding_is_busy() {
     let mut setup = Setup::loopback(8);
     let (signaller, fence) = fence::host();
     setup.push(setup.read(0, 8).wait(&fence));
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     assert!(matches!(setup.ours.unregister(), Err(UnregisterError::Busy(1))));
     signaller.signal();
     setup.reap(1);

@@ -69,7 +69,7 @@ fn a_full_ring_gives_the_entry_back() {
     for _ in 0..2 {
         ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     let refused = ring.submission().push(opcode::Nop::new().build().user_data(9)).unwrap_err();
     assert_eq!(refused.reason, Refusal::Full { capacity: 2 });
     signaller.signal();
@@ -87,7 +87,7 @@ fn room_comes_with_the_completion(ring: &mut Ring, mut entry: impl FnMut() -> En
     for _ in 0..ENTRIES {
         ring.submission().push(entry()).unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     let mut reaped = 0;
     while reaped < 100_000 {
         ring.wait(1).unwrap();
@@ -95,7 +95,7 @@ fn room_comes_with_the_completion(ring: &mut Ring, mut entry: impl FnMut() -> En
         for _ in 0..count {
             ring.submission().push(entry()).unwrap_or_else(|refused| panic!("after {reaped}: {refused}"));
         }
-        ring.submit();
+        ring.submit().unwrap();
         reaped += count;
     }
 }

@@ -27,12 +27,12 @@ fn many_producers_lose_and_double_nothing() {
                     let mut entry = opcode::Nop::new().build().user_data(producer << 32 | n);
                     while let Err(refused) = submitter.push(entry) {
                         assert_eq!(refused.reason, Refusal::Full { capacity: 64 });
-                        submitter.submit();
+                        submitter.submit().unwrap();
                         thread::yield_now();
                         entry = refused.entry;
                     }
                     if n % 7 == 0 {
-                        submitter.submit();
+                        submitter.submit().unwrap();
                     }
                 }
             })
@@ -69,7 +69,7 @@ fn lanes_come_and_go() {
             // Dropping it submits.
         });
         ring.submission().push(opcode::Nop::new().build().user_data(3)).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         other.join().unwrap();
         let mut all = Vec::new();
         while all.len() < 4 {
@@ -91,13 +91,13 @@ fn g1_no_wake_up_is_lost_between_empty_and_sleep() {
         let start = Instant::now();
         while start.elapsed() < pause {}
         ring.submission().push(opcode::Nop::new().build().user_data(round)).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1), "round {round}");
         assert_eq!(ring.completion().next().unwrap().user_data(), round);
 
         let (signaller, fence) = fence::host();
         ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         let start = Instant::now();
         while start.elapsed() < pause {}
         signaller.signal();
@@ -127,7 +127,7 @@ fn a_sleeping_reaper_is_woken_for_its_count() {
     for value in 1..=10 {
         setup.push(opcode::Wait::new().build().wait(&timeline.at(value)));
     }
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     let other = thread::spawn(move || {
         for value in 1..=10 {
             thread::sleep(Duration::from_millis(2));
@@ -145,12 +145,12 @@ fn waiting_ends_at_its_limit_with_what_is_ready() {
     let mut setup = Setup::loopback(8);
     let (signaller, fence) = fence::host();
     setup.push(opcode::Wait::new().build().wait(&fence));
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     let start = Instant::now();
     assert_eq!(setup.ring.wait_timeout(1, Duration::from_millis(20)), Err(WaitError::TimedOut));
     assert!(start.elapsed() >= Duration::from_millis(20));
     setup.push(opcode::Nop::new().build());
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     assert_eq!(setup.ring.wait_timeout(2, Duration::from_millis(20)), Ok(1));
     signaller.signal();
     assert_eq!(setup.ring.wait(2), Ok(2));
@@ -173,7 +173,7 @@ fn async_reaping_is_woken_and_loses_nothing() {
     let mut context = Context::from_waker(&waker);
     let (signaller, fence) = fence::host();
     setup.push(opcode::Wait::new().build().wait(&fence).user_data(4));
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     {
         let mut next = pin!(setup.ring.next());
         assert!(next.as_mut().poll(&mut context).is_pending());
@@ -200,7 +200,7 @@ fn the_stream_ends_when_nothing_is_outstanding() {
     for n in 0..5 {
         setup.push(opcode::Nop::new().build().user_data(n));
     }
-    setup.ring.submit();
+    setup.ring.submit().unwrap();
     let mut seen = Vec::new();
     let mut context = Context::from_waker(Waker::noop());
     let mut stream = pin!(setup.ring.completions());
@@ -227,7 +227,7 @@ fn signals_race_with_pushes() {
         for n in 0..4 {
             setup.push(setup.read(n * 8, 8).wait(&fence));
         }
-        setup.ring.submit();
+        setup.ring.submit().unwrap();
         if let Some(other) = other {
             other.join().unwrap();
         }

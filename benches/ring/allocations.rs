@@ -44,7 +44,7 @@ pub fn per_operation() {
             let entry = opcode::Read::new(region.slice(n * 64..n * 64 + 64).unwrap(), remote).build();
             ring.submission().push(entry.wait(&fence)).unwrap();
         }
-        ring.submit();
+        ring.submit().unwrap();
         signaller.signal();
         ring.wait(BATCH).unwrap();
         assert_eq!(ring.completion().filter(|cqe| cqe.result() == Ok(64)).count(), BATCH);

@@ -33,7 +33,7 @@ fn nop_ring() -> f64 {
                 }
                 pushed += 1;
             }
-            ring.submit();
+            ring.submit().unwrap();
         }
         for cqe in ring.completion() {
             assert_eq!(cqe.user_data(), reaped);

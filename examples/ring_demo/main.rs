@@ -163,7 +163,7 @@ impl Decode<'_> {
         // completion queue has to hear of them too.
         let copied = opcode::Wait::new().build().wait(&fence).user_data(user_data(group, count));
         self.ring.submission().push(copied)?;
-        self.ring.submit();
+        self.ring.submit()?;
         Ok(())
     }
 

@@ -3,13 +3,17 @@
 //! It does no I/O, reads no clock and has no thread: [`Core::turn`] does a bounded amount of what there is to do at a
 //! moment and says how to wait for the next. The poller thread is a loop around it, and so is the simulator.
 //!
-//! An entry goes through [`take`](Core::take_entries) and [`admit`](Core::admit), waits at the [`gate`], is issued by
-//! [`peers`], ends in [`conclude`](Core::conclude) and is posted by its [`ring`].
+//! An entry is [taken](Core::take_entries) alone or with its [`chain`], [enters](Core::enter) when its turn has come, waits at
+//! the [`gate`], is issued by [`peers`], ends in [`conclude`](Core::conclude) and is posted by its [`ring`].
 
+mod cancel;
+mod chain;
 mod gate;
+mod index;
 mod peers;
 mod ring;
 mod slots;
+mod timers;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +25,19 @@ use crossbeam_queue::SegQueue;
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
+use crate::entry::EntryFlags;
 use crate::fence::{FenceStatus, Inbox};
 use crate::ring::shared::{MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
-use crate::sqe::{Opcode, Sqe};
+use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
+use chain::Step;
 use gate::{EdgeId, Gate, Released};
 use peers::{DriverState, Peer};
 pub(crate) use ring::Closing;
 use ring::RingState;
-use slots::{Slots, State};
+use slots::{NONE, Slots, State};
+use timers::Timers;
 
 /// Most entries taken, released or posted for one ring in one turn.
 pub(crate) const BUDGET: u32 = 128;
@@ -84,6 +91,9 @@ pub(crate) struct Core {
     rings: Vec<Option<RingState>>,
     slots: Slots,
     gate: Gate,
+    timers: Timers,
+    /// Members of chains whose time has come.
+    steps: VecDeque<Step>,
     drivers: Vec<DriverState>,
     peers: Vec<Peer>,
     /// Peers with ready entries and room in flight, in turn.
@@ -109,6 +119,8 @@ impl Core {
             inbox,
             rings: Vec::new(),
             slots: Slots::default(),
+            timers: Timers::default(),
+            steps: VecDeque::new(),
             drivers: Vec::new(),
             peers: Vec::new(),
             ready_peers: VecDeque::new(),
@@ -138,6 +150,8 @@ impl Core {
         for ring in 0..self.rings.len() as u32 {
             worked |= self.take_entries(ring);
         }
+        worked |= self.expire();
+        worked |= self.advance();
         worked |= self.issue();
         let (ended, hint) = self.poll_drivers();
         worked |= ended;
@@ -153,7 +167,7 @@ impl Core {
 
     /// How to wait when there was nothing to do; `hint` is the drivers'.
     fn wait_politely(&self, hint: Option<Hint>) -> Hint {
-        if self.gate.is_busy() {
+        if self.gate.is_busy() || !self.steps.is_empty() {
             return Hint::Now;
         }
         if !self.ready_peers.is_empty() {
@@ -161,7 +175,8 @@ impl Core {
             return Hint::Yield;
         }
         let deadlines = self.rings.iter().flatten().filter_map(RingState::deadline);
-        let until = deadlines.chain(self.gate.next_due()).min();
+        let timer = self.timers.first().map(|(due, _)| due);
+        let until = deadlines.chain(self.gate.next_due()).chain(timer).min();
         let mut wait = Hint::Sleep { until };
         if let Some(hint) = hint {
             // Operations are in flight: only their transport says whether its threads need the core.
@@ -232,6 +247,7 @@ impl Core {
     fn add_ring(&mut self, ring: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
         let capacity = shared.capacity as usize;
         self.slots.grow(capacity);
+        self.timers.grow(capacity);
         let side_edges = self.gate.grow(capacity, shared.sides.count() * MAX_FENCES);
         let driver = self.driver_for(&shared.engine);
         let at = ring as usize;
@@ -267,21 +283,26 @@ impl Core {
             let Some(sqe) = ring.next_entry() else { break };
             any = true;
             // What ends at once, with room in the CQ, needs no slot.
-            if sqe.op == Opcode::Nop && sqe.side == Sqe::NO_SIDE && sqe.fence.is_null() && ring.has_room() {
+            if is_plain_nop(&sqe) && !ring.is_draining() && ring.has_room() {
+                // Before the post, which may publish: whoever reaps the completion finds its unit given back.
                 ring.give_back_unit();
                 ring.post(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0));
             } else {
-                self.admit(index, sqe);
+                self.take_unit(index, sqe);
             }
         }
         any
     }
 
-    /// Gives an entry its slot and lets it wait for its fences, or go on.
-    fn admit(&mut self, ring: u32, mut sqe: Sqe) {
-        let single = sqe.take_fence();
-        let side = sqe.side;
-        let slot = self.slots.take(ring, sqe, self.now);
+    /// An entry whose turn has come waits for its fences, or goes on.
+    fn enter(&mut self, slot: u32) {
+        self.arm_guard(slot);
+        if self.slots.member(slot).cancelled {
+            self.conclude(slot, -errno::ECANCELED, Stage::Cancel, 0);
+            return;
+        }
+        let single = self.slots[slot].sqe.take_fence();
+        let side = self.slots[slot].sqe.side;
         self.slots[slot].state = State::Gated;
         let mut failure = None;
         let mut look = |status| match status {
@@ -297,6 +318,7 @@ impl Core {
             pending += look(self.gate.wait(slot, EdgeId::of_slot(slot), fence, self.now));
         }
         if side != Sqe::NO_SIDE {
+            let ring = self.slots[slot].ring;
             let (shared, first) = self.ring(ring).side_edges(side);
             // SAFETY: the block came with the entry, and is emptied only when the entry leaves the gate.
             for (at, fence) in unsafe { shared.sides.fences(side) }.enumerate() {
@@ -310,6 +332,8 @@ impl Core {
         } else if pending == 0 {
             self.leave_gate(slot);
             self.start(slot);
+        } else {
+            self.park(slot);
         }
     }
 
@@ -333,8 +357,9 @@ impl Core {
         any
     }
 
-    /// Takes an entry off every list at the gate and gives its side block back.
+    /// Takes an entry off every list at the gate and lets go of its fences, looked at or not.
     fn leave_gate(&mut self, slot: u32) {
+        drop(self.slots[slot].sqe.take_fence());
         self.gate.unlink(EdgeId::of_slot(slot));
         let side = std::mem::replace(&mut self.slots[slot].sqe.side, Sqe::NO_SIDE);
         if side != Sqe::NO_SIDE {
@@ -351,23 +376,60 @@ impl Core {
     /// An entry whose fences have all signalled goes on.
     fn start(&mut self, slot: u32) {
         let Sqe { op, len, .. } = self.slots[slot].sqe;
+        self.slots[slot].issued = self.now;
         match op {
             Opcode::Read | Opcode::Write if len > 0 => self.make_ready(slot),
-            Opcode::Nop | Opcode::Wait | Opcode::Read | Opcode::Write => {
-                self.slots[slot].issued = self.now;
-                self.conclude(slot, 0, Stage::Done, 0);
+            Opcode::Wait | Opcode::Read | Opcode::Write => self.conclude(slot, 0, Stage::Done, 0),
+            Opcode::Nop => {
+                let res = len as i32;
+                self.conclude(slot, res, if res < 0 { Stage::Issue } else { Stage::Done }, 0);
             }
+            Opcode::Timeout => self.start_timeout(slot),
+            Opcode::Cancel => self.cancel(slot),
+            Opcode::TimeoutUpdate => self.update_timeout(slot),
+            Opcode::LinkTimeout => unreachable!("a LinkTimeout is armed by the entry before it"),
         }
     }
 
     /// An entry has its result. If the transport is not quiet, `slots[slot].quiet` says so already.
     fn conclude(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) {
+        let step = self.end(slot, res, stage, detail);
+        self.steps.extend(step);
+    }
+
+    /// The same, and what follows is the caller's.
+    fn end(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
         let entry = &mut self.slots[slot];
         entry.res = res;
         entry.flags = (stage.bits() >> 16) as u16;
         entry.detail = detail;
         entry.landed = self.now;
+        let expected = res == -errno::ETIME && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
+        let failed = (res < 0 && !expected) || !entry.quiet;
+        let (op, ring) = (entry.sqe.op, entry.ring);
+        self.timers.remove(slot);
+        self.unpark(slot);
+        let member = self.slots.member(slot);
+        if failed && member.skip && op != Opcode::LinkTimeout {
+            (member.skip, member.skip_rest) = (false, true);
+        }
+        let counted = std::mem::take(&mut member.counted);
+        if member.next == NONE && !counted {
+            // The common case: an entry alone.
+            self.post_slot(slot);
+            return None;
+        }
+        if counted {
+            self.ring(ring).running -= 1;
+        }
+        let guard = self.take_guard(slot);
+        let step = self.follow(slot, failed);
         self.post_slot(slot);
+        if let Some(guard) = guard {
+            // Its entry has ended, so it is cancelled; marked to be skipped it never posts.
+            self.end(guard, -errno::ECANCELED, Stage::Cancel, 0);
+        }
+        step
     }
 
     /// Posts what a slot has to say, or lets it wait for room. Frees the slot if that was the last of it.
@@ -377,6 +439,11 @@ impl Core {
             self.slots[slot].sqe.end_use();
         }
         let ring = self.rings[index as usize].as_mut().expect("a ring outlives its entries");
+        if self.slots.member(slot).skip || self.slots.member(slot).hidden {
+            ring.give_back_unit_silently();
+            self.slots.release(slot);
+            return;
+        }
         if !ring.has_room() {
             self.slots[slot].state = State::Waiting;
             ring.wait_for_room(&mut self.slots, slot);
@@ -418,6 +485,14 @@ impl Core {
         match event {
             Event::Result { op, res, stage, detail, quiet } => {
                 let Some(slot) = self.slots.find(op) else { return };
+                if std::mem::take(&mut self.slots.member(slot).detached) {
+                    // Its result is known, and this is its end.
+                    self.left_flight(slot);
+                    if quiet {
+                        self.quieten(slot, detail);
+                    }
+                    return;
+                }
                 if self.slots[slot].state != State::Issued {
                     return;
                 }
@@ -430,42 +505,62 @@ impl Core {
                 }
             }
             Event::Quiet { op, detail } => {
-                let Some(slot) = self.slots.find(op) else { return };
-                match self.slots[slot].state {
-                    State::Overdue => {
-                        let entry = &mut self.slots[slot];
-                        (entry.quiet, entry.notif, entry.res, entry.detail) = (true, true, 0, detail);
-                        self.post_slot(slot);
-                    }
-                    // The result was not posted yet: it will be the only completion.
-                    State::Waiting => {
-                        self.slots[slot].quiet = true;
-                        self.slots[slot].sqe.end_use();
-                    }
-                    State::Free | State::Gated | State::Ready | State::Issued => {}
+                if let Some(slot) = self.slots.find(op) {
+                    self.quieten(slot, detail);
                 }
             }
+        }
+    }
+
+    /// Nothing touches the local range of an entry any more whose result was not quiet.
+    fn quieten(&mut self, slot: u32, detail: i32) {
+        let entry = &mut self.slots[slot];
+        if entry.quiet {
+            return;
+        }
+        entry.quiet = true;
+        let state = entry.state;
+        if state == State::Overdue {
+            (entry.notif, entry.res, entry.detail) = (true, 0, detail);
+        }
+        let held = std::mem::replace(&mut self.slots.member(slot).next, NONE);
+        if held != NONE {
+            self.steps.push_back(Step::Start(held));
+        }
+        match state {
+            State::Overdue => self.post_slot(slot),
+            // Its result still waits for room, and will be the only completion.
+            _ => self.slots[slot].sqe.end_use(),
         }
     }
 
     /// Ends a ring's entries that were never issued.
     fn end_unissued(&mut self, index: u32, errno: i32) {
         while let Some(ring) = self.ring_mut(index)
-            && let Some(mut sqe) = ring.next_entry()
+            && let Some(sqe) = ring.next_entry()
         {
-            drop(sqe.take_fence());
             let slot = self.slots.take(index, sqe, self.now);
-            self.slots[slot].state = State::Gated;
+            self.slots[slot].state = State::Held;
         }
-        let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+        if let Some(ring) = self.ring_mut(index) {
+            ring.deferred.clear();
+        }
+        let own = self.slots_of(index);
+        for &slot in &own {
+            self.slots.member(slot).next = NONE;
+            self.slots.member(slot).skip = false;
+        }
+        self.steps.retain(|step| !own.contains(&step.slot()));
         for slot in own {
             match self.slots[slot].state {
-                State::Gated => self.leave_gate(slot),
-                State::Ready => self.leave_ready(slot),
-                State::Free | State::Issued | State::Overdue | State::Waiting => continue,
+                State::Free | State::Issued | State::Overdue | State::Waiting => {}
+                _ => self.cut_short(slot, errno, Stage::Shutdown),
             }
-            self.conclude(slot, -errno, Stage::Shutdown, 0);
         }
+    }
+
+    fn slots_of(&self, ring: u32) -> Vec<u32> {
+        self.slots.in_use().filter(|&slot| self.slots[slot].ring == ring).collect()
     }
 
     /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go.
@@ -501,7 +596,7 @@ impl Core {
         if !quiet {
             engine.leak();
         }
-        let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+        let own = self.slots_of(index);
         for slot in own {
             if quiet {
                 self.slots[slot].sqe.end_use();
@@ -513,10 +608,11 @@ impl Core {
     /// After a panic: ends every entry from the slot table. From then on turns only post what waits for room.
     pub(crate) fn bury(&mut self) {
         self.dead = true;
+        self.steps.clear();
         for index in 0..self.rings.len() as u32 {
             let Some(ring) = self.ring_mut(index) else { continue };
             ring.die();
-            let own: Vec<u32> = self.slots.in_use().filter(|&slot| self.slots[slot].ring == index).collect();
+            let own = self.slots_of(index);
             let mut unquiet = false;
             for slot in own {
                 let offered = self.ops.iter().any(|op| op.token == self.slots.token(slot));
@@ -524,7 +620,7 @@ impl Core {
                 let waits = entry.state == State::Waiting;
                 let stopped = match entry.state {
                     State::Free => continue,
-                    State::Gated => true,
+                    State::Held | State::Gated | State::Timing | State::Guarding => true,
                     // What the driver was being offered when it panicked may have been started.
                     State::Ready => !offered,
                     State::Issued | State::Overdue => false,
@@ -563,12 +659,11 @@ impl Core {
     fn turn_dead(&mut self) -> Hint {
         for index in 0..self.rings.len() as u32 {
             while let Some(ring) = self.ring_mut(index)
-                && let Some(mut sqe) = ring.next_entry()
+                && let Some(sqe) = ring.next_entry()
             {
-                drop(sqe.take_fence());
-                let slot = self.slots.take(index, sqe, self.now);
-                self.slots[slot].landed = self.now;
-                self.conclude(slot, -errno::EOWNERDEAD, Stage::Shutdown, 0);
+                let slot = self.slots.take(index, Sqe { flags: EntryFlags::empty(), ..sqe }, self.now);
+                self.slots[slot].state = State::Held;
+                self.cut_short(slot, errno::EOWNERDEAD, Stage::Shutdown);
             }
             self.post_waiting(index);
             if let Some(ring) = self.ring_mut(index) {
@@ -584,6 +679,16 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.inbox.close();
     }
+}
+
+/// What ends at once: no fence, no flag, nothing injected.
+#[inline]
+fn is_plain_nop(sqe: &Sqe) -> bool {
+    sqe.op == Opcode::Nop
+        && sqe.flags.is_empty()
+        && (sqe.len | u32::from(sqe.op_flags)) == 0
+        && sqe.side == Sqe::NO_SIDE
+        && sqe.fence.is_null()
 }
 
 fn cqe_of(entry: &slots::Slot) -> Cqe {

@@ -1,8 +1,11 @@
 //! The core's side of one ring: its queues, and the completions that wait for room.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::chain::Deferred;
+use super::index::Index;
 use super::slots::{List, Slots};
 use crate::Engine;
 use crate::cqe::Cqe;
@@ -25,6 +28,20 @@ pub(super) struct RingState {
     /// What is left of the word taken last.
     current: Option<LaneWord>,
     lanes_first: bool,
+    /// The entry taken last came from a lane.
+    from_lane: bool,
+    /// Parked entries, by their `user_data`.
+    pub(super) index: Index,
+    /// Entries that drains wait for: started, or to be started by the chain that they are in, and without a result.
+    pub(super) running: usize,
+    /// Units that a drain holds back, in order.
+    pub(super) deferred: VecDeque<Deferred>,
+    /// A unit with a drain is running: what comes after waits for its end.
+    pub(super) barrier: bool,
+    /// The next unit drains too.
+    pub(super) drain_next: bool,
+    /// A unit was given back without a completion that would tell.
+    silent: bool,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Units of capacity given back, ever.
@@ -87,6 +104,7 @@ impl RingState {
         driver: usize,
         side_edges: usize,
     ) -> RingState {
+        let capacity = shared.capacity as usize;
         RingState {
             shared,
             sq,
@@ -94,6 +112,13 @@ impl RingState {
             lanes: Vec::new(),
             current: None,
             lanes_first: false,
+            from_lane: false,
+            index: Index::with_capacity(capacity),
+            running: 0,
+            deferred: VecDeque::new(),
+            barrier: false,
+            drain_next: false,
+            silent: false,
             waiting: List::new(),
             freed: 0,
             driver,
@@ -144,13 +169,31 @@ impl RingState {
     #[inline]
     pub(super) fn next_entry(&mut self) -> Option<Sqe> {
         if self.current.is_some() || self.lanes_first {
-            self.next_of_lanes().or_else(|| self.sq.next())
+            self.next_of_lanes().or_else(|| self.next_of_owner())
         } else {
-            self.sq.next().or_else(|| self.next_of_lanes())
+            self.next_of_owner().or_else(|| self.next_of_lanes())
         }
     }
 
+    /// The next entry of the chain that the last one was in: from the same producer.
+    pub(super) fn next_of_unit(&mut self) -> Option<Sqe> {
+        if self.from_lane { self.next_of_lanes() } else { self.next_of_owner() }
+    }
+
+    /// True if entries may not start as they come.
+    #[inline]
+    pub(super) fn is_draining(&self) -> bool {
+        self.barrier || !self.deferred.is_empty()
+    }
+
+    #[inline]
+    fn next_of_owner(&mut self) -> Option<Sqe> {
+        self.from_lane = false;
+        self.sq.next()
+    }
+
     fn next_of_lanes(&mut self) -> Option<Sqe> {
+        self.from_lane = true;
         let word = match self.current {
             Some(word) => word,
             None => self.shared.published.pop()?,
@@ -194,6 +237,12 @@ impl RingState {
         self.freed += 1;
     }
 
+    /// The same, and no completion says so.
+    pub(super) fn give_back_unit_silently(&mut self) {
+        self.freed += 1;
+        self.silent = true;
+    }
+
     /// Lets everybody see what was taken, given back and posted.
     #[inline]
     pub(super) fn publish(&mut self) {
@@ -212,7 +261,10 @@ impl RingState {
         if self.shared.settled.load(Ordering::Relaxed) != self.freed {
             self.shared.settled.store(self.freed, Ordering::Release);
         }
-        if posted {
+        if std::mem::take(&mut self.silent) {
+            // A reaper may wait for more completions than will come.
+            self.shared.reaper.ring_always();
+        } else if posted {
             self.shared.reaper.ring(self.cq.published());
         }
     }

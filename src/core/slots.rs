@@ -2,6 +2,7 @@
 
 use static_assertions::const_assert_eq;
 
+use crate::entry::EntryFlags;
 use crate::sqe::Sqe;
 use crate::transport::{Nanos, Token};
 
@@ -12,8 +13,14 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[repr(u8)]
 pub(crate) enum State {
     Free,
+    /// A member of a chain before its turn, or behind a drain.
+    Held,
     /// Waits for fences.
     Gated,
+    /// A Timeout that runs.
+    Timing,
+    /// A LinkTimeout whose entry has started.
+    Guarding,
     /// Waits for its peer's turn.
     Ready,
     /// With the transport.
@@ -53,10 +60,53 @@ pub(crate) struct Slot {
 
 const_assert_eq!(size_of::<Slot>(), 128);
 
+/// What a slot has of the chain that it is in, and of the entries with its `user_data`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    /// The next of the chain, or [`NONE`].
+    pub(crate) next: u32,
+    /// A LinkTimeout's entry.
+    pub(crate) guarded: u32,
+    /// Neighbours among the parked ones with the same `user_data`.
+    pub(super) same_next: u32,
+    pub(super) same_prev: u32,
+    pub(super) indexed: bool,
+    /// Its ring's drains wait for it.
+    pub(crate) counted: bool,
+    /// No completion if it succeeds.
+    pub(crate) skip: bool,
+    /// No completion however it ends: one before it in its chain stands for it.
+    pub(crate) hidden: bool,
+    /// Cancelled with the transport still at it: its end in flight is to come.
+    pub(crate) detached: bool,
+    /// It was to be skipped and failed: the rest of its chain is.
+    pub(crate) skip_rest: bool,
+    /// It failed its preparation.
+    pub(crate) bad: bool,
+    /// Cancelled before its turn came.
+    pub(crate) cancelled: bool,
+}
+
+const ALONE: Member = Member {
+    next: NONE,
+    guarded: NONE,
+    same_next: NONE,
+    same_prev: NONE,
+    indexed: false,
+    counted: false,
+    skip: false,
+    hidden: false,
+    detached: false,
+    skip_rest: false,
+    bad: false,
+    cancelled: false,
+};
+
 /// All slots of a core. A ring has a right to as many as its capacity.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
+    members: Vec<Member>,
     /// Free ones, last freed first: it is the warmest.
     free: Vec<u32>,
 }
@@ -83,6 +133,7 @@ impl Slots {
             notif: false,
             sqe: Sqe::EMPTY,
         }));
+        self.members.resize(end, ALONE);
         self.free.extend((first..end).rev().map(|slot| slot as u32));
     }
 
@@ -100,7 +151,13 @@ impl Slots {
         slot.quiet = true;
         slot.notif = false;
         slot.sqe = sqe;
+        self.members[index as usize] = Member { skip: sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS), ..ALONE };
         index
+    }
+
+    #[inline]
+    pub(crate) fn member(&mut self, index: u32) -> &mut Member {
+        &mut self.members[index as usize]
     }
 
     #[inline]

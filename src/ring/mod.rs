@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use push::{PushError, Refusal, Submitter};
+pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
 use crate::core::{Closing, Control, Controls};
@@ -119,17 +119,20 @@ impl Ring {
 
     /// Shows the poller everything that was pushed, at once, and wakes it if it sleeps. Returns how many entries. Never
     /// blocks.
+    ///
+    /// # Errors
+    /// [`OpenChain`] if the last entry is linked to a next one; nothing is submitted then.
     #[inline]
-    pub fn submit(&mut self) -> usize {
+    pub fn submit(&mut self) -> Result<usize, OpenChain> {
         self.pusher.submit()
     }
 
     /// Submits, then waits until `count` completions are ready to reap. Returns how many are.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As [`wait`](Self::wait), and [`WaitError::OpenChain`] as [`submit`](Self::submit).
     pub fn submit_and_wait(&mut self, count: usize) -> Result<usize, WaitError> {
-        self.submit();
+        self.submit()?;
         self.wait(count)
     }
 
@@ -181,7 +184,9 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.pusher.submit();
+        self.pusher.close_chain();
+        let submitted = self.pusher.submit();
+        debug_assert!(submitted.is_ok(), "the chain was just closed");
         let closing = Closing::new(self.grace);
         self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(&closing) });
         let closed = closing.wait(self.grace.saturating_add(CLOSE_BOUND));
@@ -206,9 +211,17 @@ impl SubmissionQueue<'_> {
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.
     #[inline]
-    #[allow(clippy::result_large_err, reason = "the error is the caller's entry")]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
+    }
+
+    /// Accepts all of the entries, or gives all of them back: for a chain, which is submitted whole. Never blocks. They may
+    /// be any entries, linked or not.
+    ///
+    /// # Errors
+    /// [`PushChainError`] with the entries in it, and which of them was refused.
+    pub fn push_chain(&mut self, entries: Vec<Entry>) -> Result<(), PushChainError> {
+        self.pusher.push_chain(entries)
     }
 
     /// Entries pushed and not submitted.

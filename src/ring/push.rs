@@ -1,13 +1,13 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
-use crate::entry::{Entry, Transfer};
-use crate::spsc::{self, Producer};
+use crate::entry::{Entry, EntryFlags, Payload, Transfer};
+use crate::fence::Fence;
+use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::Sqe;
 use crate::sync::Ordering;
 
@@ -76,12 +76,34 @@ pub enum Refusal {
     PollerDead,
 }
 
+/// A submit found its last entry linked to a follower that was not pushed. Nothing was submitted, and nothing is lost: push
+/// the rest of the chain and submit again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the last entry is linked to a next one, which was not pushed: a chain is submitted whole; push its end, then submit"
+)]
+pub struct OpenChain;
+
+/// A chain of which none was accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("entry {at} of {}: {reason}", entries.len())]
+pub struct PushChainError {
+    /// All of its entries, unchanged.
+    pub entries: Vec<Entry>,
+    /// Which one was refused.
+    pub at: usize,
+    /// Why.
+    pub reason: Refusal,
+}
+
 /// One queue's producing end: the owner's, or a submitter's lane.
 #[derive(Debug)]
 pub(super) struct Pusher {
     pub(super) shared: Arc<Shared>,
     sq: Producer<Sqe>,
     units: Units,
+    /// The last entry pushed is linked to the next.
+    open: bool,
 }
 
 /// How a producer takes units of capacity.
@@ -95,7 +117,7 @@ enum Units {
 
 impl Pusher {
     pub(super) fn owner(shared: Arc<Shared>, sq: Producer<Sqe>) -> Pusher {
-        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 } }
+        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 }, open: false }
     }
 
     /// From now on there are other producers.
@@ -122,18 +144,54 @@ impl Pusher {
 
     /// Accepts the entry, unpublished, or gives it back.
     #[inline]
-    #[allow(clippy::result_large_err, reason = "the error is the caller's entry")]
     pub(super) fn push(&mut self, mut entry: Entry) -> Result<(), PushError> {
         match self.lower(&entry) {
-            Ok(mut sqe) => {
-                if let Some(fence) = entry.fence.take().filter(|_| sqe.side == Sqe::NO_SIDE) {
-                    sqe.fence = Arc::into_raw(fence.0);
-                }
-                let written = self.sq.write(sqe);
-                debug_assert!(written.is_ok(), "a unit of capacity comes with a place in the queue");
+            Ok(sqe) => {
+                let fence = entry.fence.take();
+                self.write(sqe, fence);
                 Ok(())
             }
             Err(reason) => Err(PushError { entry, reason }),
+        }
+    }
+
+    /// Accepts all of the entries, or none.
+    pub(super) fn push_chain(&mut self, entries: Vec<Entry>) -> Result<(), PushChainError> {
+        let open = self.open;
+        for at in 0..entries.len() {
+            match self.lower(&entries[at]) {
+                Ok(sqe) => self.write(sqe, entries[at].fence.clone()),
+                Err(reason) => {
+                    (0..at).for_each(|_| self.unpush());
+                    self.open = open;
+                    return Err(PushChainError { entries, at, reason });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&mut self, mut sqe: Sqe, fence: Option<Fence>) {
+        if let Some(fence) = fence.filter(|_| sqe.side == Sqe::NO_SIDE) {
+            sqe.fence = Arc::into_raw(fence.0);
+        }
+        self.open = sqe.flags.intersects(EntryFlags::CHAINED);
+        let written = self.sq.write(sqe);
+        debug_assert!(written.is_ok(), "a unit of capacity comes with a place in the queue");
+    }
+
+    /// Takes back the entry pushed last, which is not published.
+    fn unpush(&mut self) {
+        if let Some(mut sqe) = self.sq.unwrite() {
+            self.give_side_back(std::mem::replace(&mut sqe.side, Sqe::NO_SIDE));
+            sqe.discard();
+            match &mut self.units {
+                Units::Own { accepted, .. } => *accepted -= 1,
+                Units::Shared => {
+                    self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
         }
     }
 
@@ -145,19 +203,23 @@ impl Pusher {
             Life::Closed => return Err(Refusal::Closed),
             Life::Dead => return Err(Refusal::PollerDead),
         }
-        let mut sqe = Sqe { op: entry.op, user_data: entry.user_data, fence: ptr::null(), ..Sqe::EMPTY };
-        if let Some(transfer) = &entry.transfer {
-            self.check(transfer)?;
-            sqe.local = transfer.local.address;
-            sqe.len = transfer.local.len as u32;
-            sqe.region = Arc::as_ptr(&transfer.local.region);
-            sqe.remote = transfer.remote.address;
-            sqe.target = transfer.remote.segment.inner.target;
+        let &Entry { op, flags, op_flags, len, user_data, .. } = entry;
+        let mut sqe = Sqe { op, flags, op_flags, len, user_data, ..Sqe::EMPTY };
+        match &entry.payload {
+            &Payload::Values { local, remote } => (sqe.local, sqe.remote) = (local, remote),
+            Payload::Transfer(transfer) => {
+                self.check(transfer)?;
+                sqe.local = transfer.local.address;
+                sqe.len = transfer.local.len as u32;
+                sqe.region = Arc::as_ptr(&transfer.local.region);
+                sqe.remote = transfer.remote.address;
+                sqe.target = transfer.remote.segment.inner.target;
+            }
         }
         if !entry.more_fences.is_empty() {
             sqe.side = self.take_side(entry)?;
         }
-        if let Some(transfer) = &entry.transfer
+        if let Payload::Transfer(transfer) = &entry.payload
             && !transfer.local.region.begin_use()
         {
             self.give_side_back(sqe.side);
@@ -235,12 +297,26 @@ impl Pusher {
 
     /// Shows the core everything that was pushed and wakes it if it sleeps.
     #[inline]
-    pub(super) fn submit(&mut self) -> usize {
+    pub(super) fn submit(&mut self) -> Result<usize, OpenChain> {
+        if self.open {
+            return Err(OpenChain);
+        }
         let count = self.publish();
         if count > 0 {
             self.shared.poller.ring_always();
         }
-        count
+        Ok(count)
+    }
+
+    /// Ends an open chain with its last entry so far, so that it can be submitted.
+    pub(super) fn close_chain(&mut self) {
+        if std::mem::take(&mut self.open)
+            && let Some(mut last) = self.sq.unwrite()
+        {
+            last.flags.remove(EntryFlags::CHAINED);
+            let written = self.sq.write(last);
+            debug_assert!(written.is_ok(), "its place was just left");
+        }
     }
 }
 
@@ -263,7 +339,8 @@ impl Submitter {
         let lane = shared.take_lane();
         shared.submitters.fetch_add(1, Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
-        Submitter { pusher: Pusher { shared, sq, units: Units::Shared }, controls, ring, lane }
+        let pusher = Pusher { shared, sq, units: Units::Shared, open: false };
+        Submitter { pusher, controls, ring, lane }
     }
 
     /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after
@@ -271,14 +348,27 @@ impl Submitter {
     ///
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.
-    #[allow(clippy::result_large_err, reason = "the error is the caller's entry")]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
     }
 
+    /// Accepts all of the entries, or gives all of them back. Never blocks. See [`push`](Self::push).
+    ///
+    /// # Errors
+    /// [`PushChainError`] with the entries in it, and which of them was refused.
+    pub fn push_chain(&mut self, entries: Vec<Entry>) -> Result<(), PushChainError> {
+        self.pusher.push_chain(entries)
+    }
+
     /// Shows the poller everything that was pushed, at once, and wakes it if it sleeps. Returns how many entries. Never
     /// blocks.
-    pub fn submit(&mut self) -> usize {
+    ///
+    /// # Errors
+    /// [`OpenChain`] if the last entry is linked to a next one; nothing is submitted then.
+    pub fn submit(&mut self) -> Result<usize, OpenChain> {
+        if self.pusher.open {
+            return Err(OpenChain);
+        }
         let count = self.pusher.publish();
         if count > 0 {
             let word = LaneWord { lane: self.lane, count: count as u32 };
@@ -286,7 +376,7 @@ impl Submitter {
             debug_assert!(pushed.is_ok(), "each word stands for an outstanding entry, and there is a place for each");
             self.pusher.shared.poller.ring_always();
         }
-        count
+        Ok(count)
     }
 }
 
@@ -298,7 +388,9 @@ impl Clone for Submitter {
 
 impl Drop for Submitter {
     fn drop(&mut self) {
-        self.submit();
+        self.pusher.close_chain();
+        let submitted = self.submit();
+        debug_assert!(submitted.is_ok(), "the chain was just closed");
         self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
         let shared = &self.pusher.shared;
         if shared.submitters.fetch_sub(1, Relaxed) == 1 {

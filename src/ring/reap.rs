@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 
+use super::push::OpenChain;
 use super::shared::{Life, Shared};
 use crate::cqe::Cqe;
 use crate::spsc::Consumer;
@@ -30,6 +31,9 @@ pub enum WaitError {
     /// The limit passed and nothing is ready.
     #[error("no completion within the limit")]
     TimedOut,
+    /// Submitting first was refused; nothing was submitted.
+    #[error(transparent)]
+    OpenChain(#[from] OpenChain),
     /// The poller died; everything that was outstanding has been reaped.
     #[error("the ring's poller died: everything outstanding was ended, build a new ring")]
     PollerDead,

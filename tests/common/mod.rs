@@ -57,7 +57,7 @@ impl Setup {
 
     /// Submits and waits for exactly `count` completions.
     pub fn reap(&mut self, count: usize) -> Vec<Cqe> {
-        self.ring.submit();
+        self.ring.submit().unwrap();
         reap_exactly(&mut self.ring, count)
     }
 }

@@ -82,7 +82,7 @@ fn an_adopted_engine_moves_data_and_is_left_to_its_owner() {
             .push(opcode::Read::new(region.slice(..).unwrap(), segment.at(peer.info.address)).build())
             .unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(2, LIMIT), Ok(2));
     for cqe in ring.completion() {
         assert_eq!((cqe.result(), cqe.flags()), (Ok(PAGE as u32), CqeFlags::empty()));
@@ -121,7 +121,7 @@ fn the_owner_is_kept_while_a_transfer_runs() {
     peer.signal(libc::SIGSTOP);
     let read = opcode::Read::new(ours.slice(..).unwrap(), segment.at(peer.info.address));
     ring.submission().push(read.build()).unwrap();
-    ring.submit();
+    ring.submit().unwrap();
     std::thread::sleep(Duration::from_millis(20));
     let address = ours.address() as *const u8;
     drop((ring, engine, segment, ours));

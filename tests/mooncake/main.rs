@@ -47,7 +47,7 @@ fn data_moves_both_ways() {
         let read = opcode::Read::new(region.slice(range.clone()).unwrap(), remote);
         ring.submission().push(read.build().user_data(i as u64)).unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(ranges.len(), LIMIT), Ok(ranges.len()));
     let mut seen = 0;
     for cqe in ring.completion() {
@@ -66,7 +66,7 @@ fn data_moves_both_ways() {
         let remote = segment.slice(&peer.info, range.start as u64, range.len() as u64).unwrap();
         ring.submission().push(opcode::Write::new(region.slice(range.clone()).unwrap(), remote).build()).unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(ranges.len(), LIMIT), Ok(ranges.len()));
     for cqe in ring.completion() {
         assert_eq!(cqe.stage(), Stage::Done, "{cqe:?}");

@@ -66,7 +66,7 @@ fn a_region_stays_registered_while_a_transfer_of_ours_uses_it() {
     peer.signal(libc::SIGSTOP);
     ring.submission().push(read().wait(&gate)).unwrap();
     ring.submission().push(read()).unwrap();
-    ring.submit();
+    ring.submit().unwrap();
     std::thread::sleep(Duration::from_millis(20));
     assert!(matches!(region.unregister(), Err(UnregisterError::Busy(2))));
     peer.signal(libc::SIGCONT);
@@ -136,7 +136,7 @@ fn a_load_behind_a_late_copy_is_corrupted_without_the_fence_and_never_with_it() 
             let remote = segment.at(peer.info.address + (page * PAGE) as u64);
             let load = opcode::Read::new(region.slice(to..to + PAGE).unwrap(), remote).build();
             ring.submission().push(if fenced { load.wait(&fence) } else { load }).unwrap();
-            ring.submit();
+            ring.submit().unwrap();
         }
         assert_eq!(ring.wait_timeout(PAGES, LIMIT), Ok(PAGES));
         for cqe in ring.completion() {

@@ -219,7 +219,7 @@ pub fn serve() -> bool {
                 let segment = engine.open_segment(words[1], LIMIT).unwrap();
                 let local = region.slice(0..number(3) as usize).unwrap();
                 ring.submission().push(opcode::Write::new(local, segment.at(number(2))).build()).unwrap();
-                ring.submit();
+                ring.submit().unwrap();
                 answer("begun".into());
                 ring.wait_timeout(1, LIMIT).unwrap();
                 answer(ring.completion().next().unwrap().res().to_string());

@@ -75,7 +75,7 @@ fn a_restarted_peer_is_reached_by_opening_it_again_and_never_by_old_handles() {
     let mut ring = Ring::builder().build(8, &engine).unwrap();
     let mut run = |entry: moonring::Entry| {
         ring.submission().push(entry)?;
-        ring.submit();
+        ring.submit().unwrap();
         assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1));
         Ok::<_, moonring::PushError>(ring.completion().next().unwrap())
     };

@@ -30,7 +30,7 @@ fn good_and_bad_entries_of_one_submit_have_their_own_results() {
         let write = opcode::Write::new(region.slice(at * PAGE..(at + 1) * PAGE).unwrap(), segment.at(remote));
         ring.submission().push(write.build().user_data(at as u64)).unwrap();
     }
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(ENTRIES, LIMIT), Ok(ENTRIES));
     let mut seen = [false; ENTRIES];
     for cqe in ring.completion() {
@@ -71,7 +71,7 @@ fn remote_ranges_that_are_not_registered_fail_and_change_nothing() {
                 false => opcode::Read::new(local, segment.at(remote)).build(),
             };
             ring.submission().push(entry).unwrap();
-            ring.submit();
+            ring.submit().unwrap();
             assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1));
             let cqe = ring.completion().next().unwrap();
             let got = (cqe.res(), cqe.stage(), cqe.detail());
@@ -82,7 +82,7 @@ fn remote_ranges_that_are_not_registered_fail_and_change_nothing() {
     // The same connections still work.
     let write = opcode::Write::new(region.slice(..).unwrap(), segment.at(start));
     ring.submission().push(write.build()).unwrap();
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1));
     assert_eq!(ring.completion().next().unwrap().result(), Ok(4 * PAGE as u32));
     assert_eq!(peer.matching(1, 0, 4 * PAGE), 4 * PAGE);
@@ -112,7 +112,7 @@ fn local_memory_that_is_not_registered_is_refused_at_push() {
     let slice = foreign.slice(..).unwrap();
     let refused = ring.submission().push(opcode::Read::new(slice, remote()).build()).unwrap_err();
     assert!(matches!(refused.reason, Refusal::ForeignSlice(_)), "{refused}");
-    assert_eq!(ring.submit(), 0);
+    assert_eq!(ring.submit(), Ok(0));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn small_writes(entries: u32) {
                 }
             }
         }
-        ring.submit();
+        ring.submit().unwrap();
         ring.wait_timeout(1, LIMIT).unwrap();
         for cqe in ring.completion() {
             assert_eq!(cqe.result(), Ok(PAGE as u32), "{cqe:?}");
@@ -238,7 +238,7 @@ fn six_rings_of_one_engine_do_not_overrun_mooncakes_queue_together() {
                     let remote = segment.at(info.address + (at * PAGE) as u64);
                     ring.submission().push(opcode::Write::new(local, remote).build()).unwrap();
                 }
-                ring.submit();
+                ring.submit().unwrap();
                 assert_eq!(ring.wait_timeout(WRITES, LIMIT), Ok(WRITES));
                 for cqe in ring.completion() {
                     assert_eq!(cqe.result(), Ok(PAGE as u32), "{cqe:?}");

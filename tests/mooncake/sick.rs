@@ -44,7 +44,7 @@ impl Two {
         let write =
             opcode::Write::new(self.region.slice(0..len).unwrap(), self.sick_segment.at(self.sick.info.address));
         self.ring.submission().push(write.build().user_data(SICK + number)).unwrap();
-        self.ring.submit();
+        self.ring.submit().unwrap();
     }
 
     /// Writes pages to the other peer, one after the other; how many completions of the sick one came meanwhile.
@@ -54,7 +54,7 @@ impl Two {
             let remote = self.well_segment.at(self.well.info.address + (i % 8 * PAGE) as u64);
             let write = opcode::Write::new(self.region.slice(0..PAGE).unwrap(), remote);
             self.ring.submission().push(write.build().user_data(i as u64)).unwrap();
-            self.ring.submit();
+            self.ring.submit().unwrap();
             let mut done = false;
             while !done {
                 self.ring.wait_timeout(1, LIMIT).unwrap();
@@ -240,7 +240,7 @@ fn dropping_a_ring_is_bounded_while_a_peer_is_stopped() {
         sick.signal(libc::SIGSTOP);
         let write = opcode::Write::new(region.slice(..).unwrap(), sick_segment.at(sick.info.address));
         ring.submission().push(write.build()).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let keep = (!last_user).then_some(region);
         let start = Instant::now();
@@ -278,7 +278,7 @@ fn opening_a_stopped_peer_returns_at_its_limit() {
     ring.submission()
         .push(opcode::Read::new(region.slice(..).unwrap(), segment.at(peer.info.address)).build())
         .unwrap();
-    ring.submit();
+    ring.submit().unwrap();
     assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1));
     assert_eq!(ring.completion().next().unwrap().result(), Ok(PAGE as u32));
 }

@@ -1,0 +1,434 @@
+//! io_uring's semantics: chains, drains, skips, timeouts, cancel. Named after the programs of the conformance table.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{LIMIT, Setup, reap_exactly};
+use moonring::code::errno::{EALREADY, ECANCELED, EINVAL, EIO, ENOENT, ETIME};
+use moonring::opcode::{Cancel, LinkTimeout, Nop, Timeout, TimeoutRemove, TimeoutUpdate, Wait};
+use moonring::sim::Sim;
+use moonring::{CqeFlags, Engine, Entry, EntryFlags, OpenChain, Refusal, Ring, Stage, WaitError, fence};
+
+const L: EntryFlags = EntryFlags::IO_LINK;
+const H: EntryFlags = EntryFlags::IO_HARDLINK;
+const D: EntryFlags = EntryFlags::IO_DRAIN;
+const S: EntryFlags = EntryFlags::CQE_SKIP_SUCCESS;
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn nop(user_data: u64) -> Entry {
+    Nop::new().build().user_data(user_data)
+}
+
+fn nop_with(user_data: u64, res: i32) -> Entry {
+    Nop::new().result(res).build().user_data(user_data)
+}
+
+fn timeout(user_data: u64, millis: u64) -> Entry {
+    Timeout::new(Duration::from_millis(millis)).build().user_data(user_data)
+}
+
+fn endless(user_data: u64) -> Entry {
+    Timeout::new(HOUR).build().user_data(user_data)
+}
+
+fn ring() -> Ring {
+    Ring::builder().build(32, &Engine::loopback()).unwrap()
+}
+
+/// Submits these entries at once.
+fn submit(ring: &mut Ring, entries: Vec<Entry>) {
+    ring.submission().push_chain(entries).unwrap();
+    ring.submit().unwrap();
+}
+
+/// Completions in order until nothing more comes: `user_data` and `res`.
+fn outcome(ring: &mut Ring) -> Vec<(u64, i32)> {
+    let mut all = Vec::new();
+    loop {
+        match ring.wait_timeout(1, Duration::from_millis(30)) {
+            Ok(_) => all.extend(ring.completion().map(|cqe| (cqe.user_data(), cqe.res()))),
+            Err(WaitError::TimedOut | WaitError::NothingOutstanding) => return all,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn run(entries: Vec<Entry>) -> Vec<(u64, i32)> {
+    let mut ring = ring();
+    submit(&mut ring, entries);
+    outcome(&mut ring)
+}
+
+fn sorted(mut all: Vec<(u64, i32)>) -> Vec<(u64, i32)> {
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn p02_a_failing_member_cancels_the_rest() {
+    let got = run(vec![nop(1).flags(L), nop_with(2, -EIO).flags(L), nop(3).flags(L), nop(4), nop(5)]);
+    assert_eq!(sorted(got), [(1, 0), (2, -EIO), (3, -ECANCELED), (4, -ECANCELED), (5, 0)]);
+}
+
+#[test]
+fn p03_a_positive_result_is_no_failure() {
+    assert_eq!(run(vec![nop(1).flags(L), nop_with(2, 7).flags(L), nop(3)]), [(1, 0), (2, 7), (3, 0)]);
+}
+
+#[test]
+fn p04_p05_hard_links_belong_to_the_failing_member() {
+    let got = run(vec![nop(1).flags(H), nop_with(2, -EIO).flags(H), nop(3).flags(H), nop(4)]);
+    assert_eq!(got, [(1, 0), (2, -EIO), (3, 0), (4, 0)]);
+    let got = run(vec![nop_with(1, -EIO).flags(H), nop_with(2, -EIO).flags(L), nop(3).flags(H), nop(4)]);
+    assert_eq!(got, [(1, -EIO), (2, -EIO), (3, -ECANCELED), (4, -ECANCELED)]);
+}
+
+#[test]
+fn p06_an_open_chain_is_refused_at_submit() {
+    let mut ring = ring();
+    ring.submission().push(nop(1).flags(L)).unwrap();
+    assert_eq!(ring.submit(), Err(OpenChain));
+    assert_eq!(ring.submit_and_wait(1), Err(WaitError::OpenChain(OpenChain)));
+    ring.submission().push(nop(2)).unwrap();
+    assert_eq!(ring.submit(), Ok(2));
+    assert_eq!(outcome(&mut ring), [(1, 0), (2, 0)]);
+}
+
+#[test]
+fn p07_p09_a_bad_member_fails_its_whole_chain() {
+    for link in [L, H] {
+        let bad = Nop::new().bad().build().user_data(2).flags(link);
+        let got = run(vec![nop(1).flags(link), bad, nop(3), nop(4)]);
+        assert_eq!(sorted(got), [(1, -ECANCELED), (2, -EINVAL), (3, -ECANCELED), (4, 0)]);
+    }
+}
+
+#[test]
+fn p12_p13_a_drain_waits_for_all_before_and_holds_all_after() {
+    let got = run(vec![timeout(1, 3), nop(2).flags(D), nop(3), nop(4)]);
+    assert_eq!(got, [(1, -ETIME), (2, 0), (3, 0), (4, 0)]);
+    let got = run(vec![timeout(1, 3), nop(2).flags(L), nop(3).flags(D | L), nop(4), nop(5), nop(6)]);
+    assert_eq!(got, [(1, -ETIME), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0)]);
+}
+
+#[test]
+fn p17_p18_p19_p20_skips() {
+    assert_eq!(run(vec![nop(1).flags(L | S), nop(2).flags(L | S), nop(3)]), [(3, 0)]);
+    let got = run(vec![nop(1).flags(L | S), nop_with(2, -EIO).flags(L | S), nop(3).flags(L), nop(4)]);
+    assert_eq!(got, [(2, -EIO)]);
+    let failing = nop_with(2, -EIO).flags(L);
+    let got = run(vec![nop(1).flags(L | S), failing, nop(3).flags(L | S), nop(4).flags(S)]);
+    assert_eq!(got, [(2, -EIO), (3, -ECANCELED), (4, -ECANCELED)]);
+    let got = run(vec![nop_with(1, -EIO).flags(H | S), nop(2).flags(H | S), nop(3)]);
+    assert_eq!(got, [(1, -EIO), (3, 0)]);
+}
+
+/// Deviation: the errno of the bad member is posted, which the kernel loses below a skipped head.
+#[test]
+fn p21_the_real_errno_is_posted_below_a_skipped_head() {
+    let bad = Nop::new().bad().build().user_data(2).flags(L);
+    let got = run(vec![nop(1).flags(L | S), bad, nop(3), nop(4)]);
+    assert_eq!(sorted(got), [(1, -ECANCELED), (2, -EINVAL), (4, 0)]);
+}
+
+/// Deviation: drains and skips go together.
+#[test]
+fn p22_a_drain_may_follow_a_skip() {
+    assert_eq!(run(vec![nop(1).flags(S), nop(2).flags(D), nop(3)]), [(2, 0), (3, 0)]);
+}
+
+#[test]
+fn waiting_ends_when_all_was_skipped() {
+    let mut ring = ring();
+    submit(&mut ring, vec![nop(1).flags(S), nop(2).flags(S)]);
+    assert_eq!(ring.wait_timeout(2, LIMIT), Err(WaitError::NothingOutstanding));
+    submit(&mut ring, vec![timeout(1, 20), nop(2).flags(S)]);
+    assert_eq!(ring.wait_timeout(2, LIMIT), Ok(1));
+}
+
+#[test]
+fn p24_p25_p26_timeouts_in_chains() {
+    assert_eq!(run(vec![timeout(1, 2).flags(L), nop(2)]), [(1, -ETIME), (2, -ECANCELED)]);
+    let fine = Timeout::new(Duration::from_millis(2)).etime_success().build().user_data(1);
+    assert_eq!(run(vec![fine.flags(L), nop(2)]), [(1, -ETIME), (2, 0)]);
+    assert_eq!(run(vec![timeout(1, 2).flags(H), nop(2)]), [(1, -ETIME), (2, 0)]);
+}
+
+#[test]
+fn p27_a_multishot_timeout_ticks() {
+    let mut ring = ring();
+    let ticks = Timeout::new(Duration::from_millis(2)).multishot(3).build().user_data(1);
+    submit(&mut ring, vec![ticks]);
+    let cqes = reap_exactly(&mut ring, 3);
+    let more: Vec<_> = cqes.iter().map(|cqe| (cqe.res(), cqe.flags() == CqeFlags::MORE)).collect();
+    assert_eq!(more, [(-ETIME, true), (-ETIME, true), (-ETIME, false)]);
+    assert!(outcome(&mut ring).is_empty());
+}
+
+#[test]
+fn timeouts_expire_by_time_and_at_moments() {
+    let start = Instant::now();
+    let past = Timeout::at(start).build().user_data(3);
+    let soon = Timeout::at(start + Duration::from_millis(15)).build().user_data(2);
+    assert_eq!(run(vec![timeout(1, 25), soon, past]), [(3, -ETIME), (2, -ETIME), (1, -ETIME)]);
+}
+
+fn limit(user_data: u64, span: Duration) -> Entry {
+    LinkTimeout::new(span).build().user_data(user_data)
+}
+
+#[test]
+fn p30_p33_a_link_timeout_whose_entry_wins() {
+    assert_eq!(run(vec![nop(1).flags(L), limit(2, HOUR).flags(L), nop(3)]), [(1, 0), (2, -ECANCELED), (3, 0)]);
+    assert_eq!(run(vec![nop(1).flags(L), limit(2, HOUR).flags(S)]), [(1, 0)]);
+}
+
+#[test]
+fn p31_p32_a_link_timeout_that_fires() {
+    let short = Duration::from_millis(2);
+    let got = run(vec![endless(1).flags(L), limit(2, short).flags(L), nop(3)]);
+    assert_eq!(got, [(2, -ETIME), (1, -ECANCELED), (3, -ECANCELED)]);
+    let got = run(vec![endless(1).flags(H), limit(2, short).flags(H), nop(3)]);
+    assert_eq!(got, [(2, -ETIME), (1, -ECANCELED), (3, 0)]);
+}
+
+#[test]
+fn p34_p35_misplaced_link_timeouts() {
+    assert_eq!(sorted(run(vec![limit(1, HOUR), nop(2)])), [(1, -EINVAL), (2, 0)]);
+    let got = run(vec![nop(1).flags(L), limit(2, HOUR).flags(L), limit(3, HOUR)]);
+    assert_eq!(got, [(1, -ECANCELED), (2, -ECANCELED), (3, -EINVAL)]);
+}
+
+/// A LinkTimeout over an entry that waits at the gate: the transport is never called for it.
+#[test]
+fn a_link_timeout_limits_the_gate() {
+    let sim = Sim::new(1);
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(8, sim);
+    let (signaller, fence) = fence::host();
+    let chain = vec![setup.read(0, 8).wait(&fence).user_data(1).flags(L), limit(2, Duration::from_millis(2))];
+    submit(&mut setup.ring, chain);
+    assert_eq!(outcome(&mut setup.ring), [(2, -ETIME), (1, -ECANCELED)]);
+    signaller.signal();
+    assert!(outcome(&mut setup.ring).is_empty());
+    assert_eq!(probe.issued(), 0);
+}
+
+/// A LinkTimeout over a transfer detaches it: MORE, then NOTIF when the transport is done; a hard-linked follower starts
+/// at NOTIF.
+#[test]
+fn a_link_timeout_detaches_a_transfer() {
+    let sim = Sim::new(1).delay(Duration::from_millis(60)..Duration::from_millis(61));
+    let mut setup = Setup::simulated(8, sim);
+    let read = setup.read(0, 8).user_data(1).flags(H);
+    submit(&mut setup.ring, vec![read, limit(2, Duration::from_millis(5)).flags(H), nop(3)]);
+    let first = reap_exactly(&mut setup.ring, 2);
+    assert_eq!(
+        first.iter().map(|cqe| (cqe.user_data(), cqe.res())).collect::<Vec<_>>(),
+        [(2, -ETIME), (1, -ECANCELED)]
+    );
+    assert_eq!((first[1].flags(), first[1].stage()), (CqeFlags::MORE, Stage::Cancel));
+    assert!(setup.ours.unregister().is_err());
+    let then = reap_exactly(&mut setup.ring, 2);
+    assert_eq!((then[0].user_data(), then[0].res(), then[0].flags()), (1, 0, CqeFlags::NOTIF));
+    assert_eq!(then[1].user_data(), 3);
+    setup.ours.unregister().unwrap();
+}
+
+#[test]
+fn p36_p37_p38_p39_cancelling_timeouts() {
+    let cancel = |by, what| Cancel::user_data(what).build().user_data(by);
+    assert_eq!(sorted(run(vec![endless(1), cancel(2, 1)])), [(1, -ECANCELED), (2, 0)]);
+    let all = Cancel::user_data(99).all().build().user_data(2);
+    let got = run(vec![cancel(1, 99), all, Cancel::any().build().user_data(3)]);
+    assert_eq!(got, [(1, -ENOENT), (2, 0), (3, 0)]);
+    for (link, follower) in [(L, -ECANCELED), (H, 0)] {
+        let mut ring = ring();
+        submit(&mut ring, vec![endless(1).flags(link), nop(2)]);
+        submit(&mut ring, vec![cancel(9, 1)]);
+        assert_eq!(sorted(outcome(&mut ring)), [(1, -ECANCELED), (2, follower), (9, 0)]);
+    }
+}
+
+/// Deviation: members that have not started can be cancelled, and complete when their turn comes.
+#[test]
+fn p40_a_linked_member_can_be_cancelled() {
+    let mut ring = ring();
+    submit(&mut ring, vec![timeout(1, 15).flags(H), nop(2).flags(H), nop(3)]);
+    submit(&mut ring, vec![Cancel::user_data(2).build().user_data(9)]);
+    assert_eq!(reap_exactly(&mut ring, 1)[0].res(), 0);
+    assert_eq!(outcome(&mut ring), [(1, -ETIME), (2, -ECANCELED), (3, 0)]);
+}
+
+#[test]
+fn p42_one_or_all_of_the_same_user_data() {
+    let mut ring = ring();
+    submit(&mut ring, vec![endless(1), endless(1), endless(2)]);
+    submit(&mut ring, vec![Cancel::user_data(1).build().user_data(9)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(1, -ECANCELED), (9, 0)]);
+    submit(&mut ring, vec![Cancel::user_data(1).all().build().user_data(10)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(1, -ECANCELED), (10, 1)]);
+    submit(&mut ring, vec![Cancel::any().build().user_data(11)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(2, -ECANCELED), (11, 1)]);
+}
+
+/// Deviation: a cancel bypasses a drain, and reaches what waits behind one.
+#[test]
+fn p46_a_cancel_bypasses_a_drain() {
+    let mut ring = ring();
+    submit(&mut ring, vec![endless(1), nop(2).flags(D), nop(3)]);
+    submit(&mut ring, vec![Cancel::user_data(2).build().user_data(8)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(2, -ECANCELED), (3, 0), (8, 0)]);
+    submit(&mut ring, vec![nop(4).flags(D)]);
+    submit(&mut ring, vec![Cancel::user_data(1).build().user_data(9)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(1, -ECANCELED), (4, 0), (9, 0)]);
+}
+
+#[test]
+fn p47_timeouts_are_removed_and_updated() {
+    let remove = |by| TimeoutRemove::new(1).build().user_data(by);
+    assert_eq!(sorted(run(vec![endless(1), remove(2), remove(3)])), [(1, -ECANCELED), (2, 0), (3, -ENOENT)]);
+    let update = |by, what| TimeoutUpdate::new(what, Duration::from_millis(2)).build().user_data(by);
+    assert_eq!(sorted(run(vec![endless(1), update(2, 1), update(3, 7)])), [(1, -ETIME), (2, 0), (3, -ENOENT)]);
+}
+
+/// What waits at the gate is cancelled and never issued; what is issued is not, unless it is detached.
+#[test]
+fn cancelling_transfers() {
+    let sim = Sim::new(2).delay(Duration::from_millis(50)..Duration::from_millis(51));
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(8, sim);
+    let (signaller, fence) = fence::host();
+    let chain =
+        vec![setup.read(0, 8).wait(&fence).user_data(1), setup.read(8, 8).user_data(2), setup.read(16, 8).user_data(3)];
+    submit(&mut setup.ring, chain);
+    while probe.issued() < 2 {
+        std::thread::yield_now();
+    }
+    let cancel = |by, what| Cancel::user_data(what).build().user_data(by);
+    submit(&mut setup.ring, vec![cancel(10, 1), cancel(11, 2), Cancel::user_data(3).detach().build().user_data(12)]);
+    let first: Vec<_> = reap_exactly(&mut setup.ring, 5).iter().map(|cqe| (cqe.user_data(), cqe.res())).collect();
+    assert_eq!(sorted(first), [(1, -ECANCELED), (3, -ECANCELED), (10, 0), (11, -EALREADY), (12, 0)]);
+    let rest: Vec<_> =
+        reap_exactly(&mut setup.ring, 2).iter().map(|cqe| (cqe.user_data(), cqe.res(), cqe.flags())).collect();
+    assert!(rest.contains(&(2, 8, CqeFlags::empty())), "{rest:?}");
+    assert!(rest.contains(&(3, 0, CqeFlags::NOTIF)), "{rest:?}");
+    signaller.signal();
+    assert_eq!(probe.issued(), 2);
+}
+
+#[test]
+fn cancelling_by_segment_and_by_region() {
+    let mut setup = Setup::loopback(16);
+    let (signaller, fence) = fence::host();
+    for n in 0..3 {
+        setup.push(setup.read(0, 8).wait(&fence).user_data(n));
+    }
+    setup.push(Wait::new().build().wait(&fence).user_data(3));
+    setup.push(Cancel::region(&setup.theirs).all().build().user_data(10));
+    setup.push(Cancel::region(&setup.ours).build().user_data(11));
+    setup.push(Cancel::segment(&setup.peer).all().build().user_data(12));
+    setup.ring.submit().unwrap();
+    let got = outcome(&mut setup.ring);
+    assert_eq!(sorted(got), [(0, -ECANCELED), (1, -ECANCELED), (2, -ECANCELED), (10, 0), (11, 0), (12, 2)]);
+    signaller.signal();
+    assert_eq!(outcome(&mut setup.ring), [(3, 0)]);
+}
+
+/// A chain is accepted whole or not at all.
+#[test]
+fn a_chain_that_does_not_fit_is_given_back_whole() {
+    let mut ring = Ring::builder().build(4, &Engine::loopback()).unwrap();
+    let (_signaller, fence) = fence::host();
+    ring.submission().push(Wait::new().build().wait(&fence)).unwrap();
+    let entries = (0..4).map(|n| nop(n).flags(if n < 3 { L } else { EntryFlags::empty() })).collect();
+    let refused = ring.submission().push_chain(entries).unwrap_err();
+    assert_eq!((refused.at, refused.reason), (3, Refusal::Full { capacity: 4 }));
+    assert_eq!(ring.submission().len(), 1);
+    let mut entries = refused.entries;
+    drop(entries.remove(0));
+    ring.submission().push_chain(entries).unwrap();
+    assert_eq!(ring.submit(), Ok(4));
+    assert_eq!(outcome(&mut ring), [(1, 0), (2, 0), (3, 0)]);
+}
+
+/// Chains of several submitters never get mixed up: each has its own members' outcomes, in order.
+#[test]
+fn chains_of_many_producers_do_not_interleave() {
+    let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+    let producers: Vec<_> = (0..3u64)
+        .map(|producer| {
+            let mut submitter = ring.submitter();
+            std::thread::spawn(move || {
+                for round in 0..500 {
+                    let fails = round % 3;
+                    let member = |n: u64| {
+                        let entry = nop_with(producer << 32 | round << 8 | n, if n == fails { -EIO } else { 0 });
+                        entry.flags(if n < 3 { L } else { EntryFlags::empty() })
+                    };
+                    let mut chain: Vec<_> = (0..4).map(member).collect();
+                    while let Err(refused) = submitter.push_chain(chain) {
+                        std::thread::yield_now();
+                        chain = refused.entries;
+                    }
+                    submitter.submit().unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut next = vec![0; 3 * 500];
+    for _ in 0..3 * 500 * 4 {
+        ring.wait_timeout(1, LIMIT).unwrap();
+        let cqe = ring.completion().next().unwrap();
+        let (producer, at) = ((cqe.user_data() >> 32) as usize, cqe.user_data() & 0xffff_ffff);
+        let (round, n) = (at >> 8, at & 0xff);
+        // Within a chain in order; chains of one producer may overlap.
+        let next = &mut next[producer * 500 + round as usize];
+        assert_eq!(n, *next);
+        *next += 1;
+        let expected = match n.cmp(&(round % 3)) {
+            std::cmp::Ordering::Less => 0,
+            std::cmp::Ordering::Equal => -EIO,
+            std::cmp::Ordering::Greater => -ECANCELED,
+        };
+        assert_eq!(cqe.res(), expected, "{producer} {round} {n}");
+    }
+    for producer in producers {
+        producer.join().unwrap();
+    }
+}
+
+/// Fences on any member: a member's fences are looked at when its turn comes.
+#[test]
+fn fences_on_members_of_a_chain() {
+    let mut setup = Setup::loopback(8);
+    let (first, one) = fence::host();
+    let (second, two) = fence::host();
+    let chain = vec![nop(1).wait(&one).flags(L), setup.read(0, 8).wait(&two).user_data(2).flags(L), nop(3)];
+    submit(&mut setup.ring, chain);
+    second.signal();
+    assert!(outcome(&mut setup.ring).is_empty());
+    first.signal();
+    assert_eq!(outcome(&mut setup.ring), [(1, 0), (2, 8), (3, 0)]);
+    let (third, three) = fence::host();
+    let chain = vec![nop(1).flags(L), nop(2).wait(&three).flags(L), nop(3)];
+    submit(&mut setup.ring, chain);
+    drop(third);
+    assert_eq!(outcome(&mut setup.ring), [(1, 0), (2, -ECANCELED), (3, -ECANCELED)]);
+}
+
+/// A ring with chains, drains and timers in every state closes in its bound.
+#[test]
+fn closing_with_chains_and_drains() {
+    let (signaller, fence) = fence::host();
+    let mut ring = ring();
+    submit(&mut ring, vec![endless(1).flags(L), limit(2, HOUR).flags(L), nop(3)]);
+    submit(&mut ring, vec![nop(4).wait(&fence).flags(H), nop(5)]);
+    submit(&mut ring, vec![nop(6).flags(D), nop(7)]);
+    ring.submission().push(nop(8).flags(L)).unwrap();
+    let start = Instant::now();
+    drop(ring);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    drop(signaller);
+}
