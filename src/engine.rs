@@ -418,6 +418,7 @@ impl Segment {
 
     /// A place in the peer's memory, by its address there. Nothing is checked here: only the peer knows what it has
     /// registered.
+    #[inline]
     pub fn at(&self, address: u64) -> Remote {
         Remote { segment: self.clone(), address }
     }
@@ -426,6 +427,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`RangeError`](crate::RangeError) if `offset..offset + len` does not lie inside the region.
+    #[inline]
     pub fn slice(&self, info: &RegionInfo, offset: u64, len: u64) -> Result<Remote, crate::RangeError> {
         match offset.checked_add(len) {
             Some(end) if end <= info.len => Ok(self.at(info.address + offset)),

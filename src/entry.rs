@@ -73,23 +73,27 @@ impl Entry {
     /// Most fences on one entry.
     pub const MAX_FENCES: usize = crate::ring::shared::MAX_FENCES;
 
+    #[inline]
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
         let payload = Payload::Values { local, remote };
         Entry { op, flags: EntryFlags::empty(), op_flags, len, user_data: 0, payload, fence: None, more_fences: vec![] }
     }
 
+    #[inline]
     pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
         Entry { payload: Payload::Transfer(Transfer { local, remote }), ..Entry::new(op, Args::default()) }
     }
 
     /// Adds flags: links, drains, no completion on success.
+    #[inline]
     pub fn flags(mut self, flags: EntryFlags) -> Entry {
         self.flags |= flags;
         self
     }
 
     /// A number that comes back in the completion. Opaque, and need not be unique.
+    #[inline]
     pub fn user_data(mut self, user_data: u64) -> Entry {
         self.user_data = user_data;
         self
@@ -97,6 +101,7 @@ impl Entry {
 
     /// Waits for `fence` too: the entry is not issued before every fence on it has signalled. Up to
     /// [`MAX_FENCES`](Self::MAX_FENCES); the first costs nothing, more take one of the ring's side blocks.
+    #[inline]
     pub fn wait(mut self, fence: &Fence) -> Entry {
         if self.fence.is_none() {
             self.fence = Some(fence.clone());

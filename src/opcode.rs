@@ -17,11 +17,13 @@ pub struct Nop {
 
 impl Nop {
     /// A Nop.
+    #[inline]
     pub fn new() -> Nop {
         Nop::default()
     }
 
     /// Completes with `res` instead: a negative errno is a failure, for trying what a failure does to a chain.
+    #[inline]
     #[must_use]
     pub fn result(mut self, res: i32) -> Nop {
         self.args.len = res as u32;
@@ -30,6 +32,7 @@ impl Nop {
 
     /// Fails when the poller takes it, with `-EINVAL` at the issue stage, and its whole chain with it: for trying what an
     /// entry does to its chain that went bad after it was accepted.
+    #[inline]
     #[must_use]
     pub fn bad(mut self) -> Nop {
         self.args.op_flags = op_flags::NOP_BAD;
@@ -37,6 +40,7 @@ impl Nop {
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Nop, self.args)
     }
@@ -48,11 +52,13 @@ pub struct Wait;
 
 impl Wait {
     /// A Wait; add what it waits for with [`Entry::wait`]. Without a fence it completes at once.
+    #[inline]
     pub const fn new() -> Wait {
         Wait
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Wait, Args::default())
     }
@@ -68,11 +74,13 @@ pub struct Read {
 impl Read {
     /// Reads `local.len()` bytes, less than 2 GiB, from `remote` on. Lengths and ranges are checked at push. 0 bytes
     /// complete with 0 after the fences, without the transport.
+    #[inline]
     pub fn new(local: Slice, remote: Remote) -> Read {
         Read { transfer: (local, remote) }
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         let (local, remote) = self.transfer;
         Entry::transfer(Opcode::Read, local, remote)
@@ -91,11 +99,13 @@ pub struct Write {
 impl Write {
     /// Writes `local.len()` bytes, less than 2 GiB, to `remote` on. Lengths and ranges are checked at push. 0 bytes
     /// complete with 0 after the fences, without the transport.
+    #[inline]
     pub fn new(local: Slice, remote: Remote) -> Write {
         Write { transfer: (local, remote) }
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         let (local, remote) = self.transfer;
         Entry::transfer(Opcode::Write, local, remote)
@@ -115,16 +125,19 @@ pub struct Timeout {
 
 impl Timeout {
     /// After `span`, by value; more than 584 years is taken as that.
+    #[inline]
     pub fn new(span: Duration) -> Timeout {
         Timeout { args: Args { local: nanos(span), ..Args::default() } }
     }
 
     /// At `moment`; one that has passed is due at once.
+    #[inline]
     pub fn at(moment: Instant) -> Timeout {
         Timeout { args: Args { op_flags: op_flags::ABSOLUTE, local: clock::at(moment), ..Args::default() } }
     }
 
     /// Running out counts as a success to links and to `CQE_SKIP_SUCCESS`; the result stays `-ETIME`.
+    #[inline]
     #[must_use]
     pub fn etime_success(mut self) -> Timeout {
         self.args.op_flags |= op_flags::ETIME_SUCCESS;
@@ -133,6 +146,7 @@ impl Timeout {
 
     /// Completes `repeats` times, one span apart, or for ever if 0; all completions but the last carry `MORE`. Has no
     /// effect on a Timeout made with [`at`](Self::at).
+    #[inline]
     #[must_use]
     pub fn multishot(mut self, repeats: u32) -> Timeout {
         if self.args.op_flags & op_flags::ABSOLUTE == 0 {
@@ -143,6 +157,7 @@ impl Timeout {
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Timeout, self.args)
     }
@@ -161,11 +176,13 @@ pub struct LinkTimeout {
 
 impl LinkTimeout {
     /// After `span`, by value.
+    #[inline]
     pub fn new(span: Duration) -> LinkTimeout {
         LinkTimeout { args: Args { local: nanos(span), ..Args::default() } }
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::LinkTimeout, self.args)
     }
@@ -179,11 +196,13 @@ pub struct TimeoutRemove {
 
 impl TimeoutRemove {
     /// The oldest Timeout with this `user_data`.
+    #[inline]
     pub fn new(user_data: u64) -> TimeoutRemove {
         TimeoutRemove { args: Args { local: user_data, op_flags: op_flags::TIMEOUTS, ..Args::default() } }
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Cancel, self.args)
     }
@@ -197,11 +216,13 @@ pub struct TimeoutUpdate {
 
 impl TimeoutUpdate {
     /// The oldest running Timeout with this `user_data`.
+    #[inline]
     pub fn new(user_data: u64, span: Duration) -> TimeoutUpdate {
         TimeoutUpdate { args: Args { local: user_data, remote: nanos(span), ..Args::default() } }
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::TimeoutUpdate, self.args)
     }
@@ -225,26 +246,31 @@ impl Cancel {
     }
 
     /// What has this `user_data`.
+    #[inline]
     pub fn user_data(user_data: u64) -> Cancel {
         Cancel::new(user_data, 0)
     }
 
     /// What goes to or comes from a segment.
+    #[inline]
     pub fn segment(segment: &Segment) -> Cancel {
         Cancel::new(u64::from(segment.inner.target), op_flags::SEGMENT)
     }
 
     /// What uses a region.
+    #[inline]
     pub fn region(region: &Registered) -> Cancel {
         Cancel::new(region.address(), op_flags::REGION)
     }
 
     /// Everything.
+    #[inline]
     pub fn any() -> Cancel {
         Cancel::new(0, op_flags::ANY | op_flags::ALL)
     }
 
     /// Every match, not only the oldest.
+    #[inline]
     #[must_use]
     pub fn all(mut self) -> Cancel {
         self.args.op_flags |= op_flags::ALL;
@@ -252,6 +278,7 @@ impl Cancel {
     }
 
     /// What the transport has gets its result, `-ECANCELED` with `MORE`, now, and `NOTIF` when its local range is quiet.
+    #[inline]
     #[must_use]
     pub fn detach(mut self) -> Cancel {
         self.args.op_flags |= op_flags::DETACH;
@@ -259,6 +286,7 @@ impl Cancel {
     }
 
     /// The entry.
+    #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Cancel, self.args)
     }

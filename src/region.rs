@@ -38,6 +38,7 @@ impl Region {
 
     /// Bytes, after rounding up.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.mapping.len
     }
@@ -209,11 +210,13 @@ pub struct Registered {
 impl Registered {
     /// Bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.region.memory.len as usize
     }
 
     /// The first byte's address: what a peer adds an offset to.
+    #[inline]
     pub fn address(&self) -> u64 {
         self.region.memory.address
     }
@@ -222,6 +225,7 @@ impl Registered {
     ///
     /// # Errors
     /// [`RangeError`] if the range does not lie inside the region.
+    #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, RangeError> {
         let (start, len) = self.check(range)?;
         Ok(Slice {
@@ -368,6 +372,7 @@ pub struct Slice {
 
 impl Slice {
     /// Bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }

@@ -161,6 +161,25 @@ impl<T: Leftover> Consumer<T> {
         Some(value)
     }
 
+    /// The next entry in its place, so that it is not copied before it is known what it is.
+    #[inline]
+    pub(crate) fn peek(&mut self) -> Option<&T> {
+        if self.head == self.tail {
+            self.tail = self.shared.tail.load(Ordering::Acquire);
+            if self.head == self.tail {
+                return None;
+            }
+        }
+        Some(see_place(self.shared.place(self.head)))
+    }
+
+    /// Leaves the entry that `peek` has shown behind.
+    #[inline]
+    pub(crate) fn skip(&mut self) {
+        debug_assert_ne!(self.head, self.tail);
+        self.head += 1;
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         self.shared.places.len()
     }
@@ -216,6 +235,19 @@ fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
 fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
     // SAFETY: callers read positions that were written, and that nobody writes until they are released.
     unsafe { (*place.get()).assume_init_read() }
+}
+
+#[cfg(not(loom))]
+#[inline]
+fn see_place<T>(place: &UnsafeCell<MaybeUninit<T>>) -> &T {
+    // SAFETY: as for `read_place`; the consumer, which the reference borrows, releases the place first.
+    unsafe { (*place.get()).assume_init_ref() }
+}
+
+#[cfg(loom)]
+fn see_place<T>(place: &UnsafeCell<MaybeUninit<T>>) -> &T {
+    // SAFETY: as without loom, which checks the access here.
+    place.with(|place| unsafe { (*place).assume_init_ref() })
 }
 
 #[cfg(loom)]

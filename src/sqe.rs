@@ -104,6 +104,17 @@ impl Sqe {
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
     }
 
+    /// True if it ends at once with 0: no fence, no flag, nothing injected.
+    #[inline]
+    pub(crate) fn is_plain_nop(&self) -> bool {
+        self.op == Opcode::Nop
+            && self.flags.is_empty()
+            && self.op_flags == 0
+            && self.len == 0
+            && self.side == Sqe::NO_SIDE
+            && self.fence.is_null()
+    }
+
     /// True if it moves bytes.
     pub(crate) fn is_transfer(&self) -> bool {
         matches!(self.op, Opcode::Read | Opcode::Write)

@@ -274,24 +274,21 @@ impl Core {
 
     /// Takes a bounded number of entries off a ring's queues.
     fn take_entries(&mut self, index: u32) -> bool {
-        let mut any = false;
+        let mut left = BUDGET;
         if let Some(ring) = self.ring_mut(index) {
             ring.take_turns();
         }
-        for _ in 0..BUDGET {
+        while left > 0 {
             let Some(ring) = self.ring_mut(index) else { break };
-            let Some(sqe) = ring.next_entry() else { break };
-            any = true;
-            // What ends at once, with room in the CQ, needs no slot.
-            if is_plain_nop(&sqe) && !ring.is_draining() && ring.has_room() {
-                // Before the post, which may publish: whoever reaps the completion finds its unit given back.
-                ring.give_back_unit();
-                ring.post(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0));
-            } else {
-                self.take_unit(index, sqe);
+            left -= ring.pass_nops(left);
+            if left == 0 {
+                break;
             }
+            let Some(sqe) = ring.next_entry() else { break };
+            left -= 1;
+            self.take_unit(index, sqe);
         }
-        any
+        left < BUDGET
     }
 
     /// An entry whose turn has come waits for its fences, or goes on.
@@ -679,16 +676,6 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.inbox.close();
     }
-}
-
-/// What ends at once: no fence, no flag, nothing injected.
-#[inline]
-fn is_plain_nop(sqe: &Sqe) -> bool {
-    sqe.op == Opcode::Nop
-        && sqe.flags.is_empty()
-        && (sqe.len | u32::from(sqe.op_flags)) == 0
-        && sqe.side == Sqe::NO_SIDE
-        && sqe.fence.is_null()
 }
 
 fn cqe_of(entry: &slots::Slot) -> Cqe {

@@ -8,6 +8,7 @@ use super::chain::Deferred;
 use super::index::Index;
 use super::slots::{List, Slots};
 use crate::Engine;
+use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
@@ -175,6 +176,27 @@ impl RingState {
         }
     }
 
+    /// Takes Nops that end at once off the owner's queue, at most `most`, and posts them: with room in the CQ they need no
+    /// slot. Returns how many.
+    #[inline]
+    pub(super) fn pass_nops(&mut self, most: u32) -> u32 {
+        if self.is_draining() || self.current.is_some() || (self.lanes_first && !self.lanes.is_empty()) {
+            return 0;
+        }
+        let mut passed = 0;
+        while passed < most
+            && let Some(user_data) = self.sq.peek().filter(|sqe| sqe.is_plain_nop()).map(|sqe| sqe.user_data)
+            && self.has_room()
+        {
+            self.sq.skip();
+            passed += 1;
+            // Before the post, which may publish: whoever reaps the completion finds its unit given back.
+            self.give_back_unit();
+            self.post(Cqe::new(user_data, 0, Stage::Done.bits(), 0, 0, 0));
+        }
+        passed
+    }
+
     /// The next entry of the chain that the last one was in: from the same producer.
     pub(super) fn next_of_unit(&mut self) -> Option<Sqe> {
         if self.from_lane { self.next_of_lanes() } else { self.next_of_owner() }
@@ -193,6 +215,10 @@ impl RingState {
     }
 
     fn next_of_lanes(&mut self) -> Option<Sqe> {
+        // Without a lane there is no word to look for. A word whose lane was not brought yet is found by the next turn.
+        if self.lanes.is_empty() {
+            return None;
+        }
         self.from_lane = true;
         let word = match self.current {
             Some(word) => word,

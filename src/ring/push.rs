@@ -171,7 +171,7 @@ impl Pusher {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, mut sqe: Sqe, fence: Option<Fence>) {
         if let Some(fence) = fence.filter(|_| sqe.side == Sqe::NO_SIDE) {
             sqe.fence = Arc::into_raw(fence.0);
@@ -195,8 +195,9 @@ impl Pusher {
         }
     }
 
-    /// Checks the entry and takes what it needs. Its single fence is moved in by the caller.
-    #[inline]
+    /// Checks the entry and takes what it needs. Its single fence is moved in by the caller. Always inlined, so that the SQE is
+    /// built in registers: through memory it would be written narrow and read back wide.
+    #[inline(always)]
     fn lower(&mut self, entry: &Entry) -> Result<Sqe, Refusal> {
         match self.shared.life() {
             Life::Open => {}
