@@ -17,7 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::bytes;
 use crate::engine::Engine;
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 use crate::transport::RawMemory;
 
 /// Memory of our own, zeroed, page-aligned, not registered yet.
@@ -110,11 +110,15 @@ pub(crate) struct RegionInner {
     mapping: Option<Mapping>,
     /// Foreign memory registered again, exactly: how often. Guarded by the engine's lock on its regions.
     pub(crate) registered: AtomicU32,
-    closed: AtomicBool,
-    /// Uses begun: entries accepted and copies made. Written by callers; apart from `ended`, which pollers write.
+    /// Uses begun: entries accepted and copies made; and [`CLOSED`]. One word, so that a use begins either before the
+    /// region is closed, and is counted, or after, and is refused. Written by callers; apart from `ended`, which pollers
+    /// write.
     begun: CachePadded<AtomicU64>,
     ended: CachePadded<AtomicU64>,
 }
+
+/// In `begun`: new uses are refused.
+const CLOSED: u64 = 1 << 63;
 
 impl RegionInner {
     pub(crate) fn own(engine: u64, region: Region, location: &str) -> Arc<RegionInner> {
@@ -134,7 +138,6 @@ impl RegionInner {
             known,
             mapping,
             registered: AtomicU32::new(1),
-            closed: AtomicBool::new(false),
             begun: CachePadded::new(AtomicU64::new(0)),
             ended: CachePadded::new(AtomicU64::new(0)),
         })
@@ -152,10 +155,9 @@ impl RegionInner {
     /// Begins a use; false if the region is unregistered. Every true is paired with one [`end_use`](Self::end_use).
     #[inline]
     pub(crate) fn begin_use(&self) -> bool {
-        // SeqCst here and in `close`: either we see the region closed or `close` sees our use.
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        if self.closed.load(Ordering::SeqCst) {
-            self.end_use();
+        if self.begun.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
+            // Taken back, and not ended: `ended` counts what was accepted only.
+            self.begun.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
         true
@@ -166,31 +168,24 @@ impl RegionInner {
         self.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// Uses begun and not ended. Exact only while no new ones begin.
-    pub(crate) fn in_use(&self) -> u64 {
-        // `ended` first: read last, it could count a use that `begun` did not.
-        let ended = self.ended.load(Ordering::SeqCst);
-        self.begun.load(Ordering::SeqCst).saturating_sub(ended)
-    }
-
-    /// Refuses new uses, unless there are some: then it answers how many and changes nothing.
+    /// Refuses new uses, unless there are some: then it answers how many and changes nothing, not for a moment.
     pub(crate) fn close(&self) -> Result<(), u64> {
-        // A look beforehand, so that a busy region does not refuse pushes for a moment.
-        if self.in_use() > 0 {
-            return Err(self.in_use());
+        // `ended` first: read last, it could count a use that `begun` did not. Acquire: what the uses did is over before
+        // whatever follows.
+        let ended = self.ended.load(Ordering::Acquire);
+        let begun = self.begun.load(Ordering::Relaxed) & !CLOSED;
+        if begun != ended {
+            return Err(begun - ended);
         }
-        self.closed.store(true, Ordering::SeqCst);
-        match self.in_use() {
-            0 => Ok(()),
-            uses => {
-                self.closed.store(false, Ordering::SeqCst);
-                Err(uses)
-            }
+        match self.begun.compare_exchange(begun, begun | CLOSED, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => Ok(()),
+            // One began meanwhile.
+            Err(now) => Err((now & !CLOSED) - ended),
         }
     }
 
     pub(crate) fn reopen(&self) {
-        self.closed.store(false, Ordering::SeqCst);
+        self.begun.fetch_and(!CLOSED, Ordering::Release);
     }
 
     /// After `close`: makes the pages of our own mapping inaccessible.
