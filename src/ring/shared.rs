@@ -111,15 +111,18 @@ impl Shared {
 
     /// Takes one unit of capacity, for producers that share them.
     pub(crate) fn take_unit(&self) -> bool {
-        let mut accepted = self.accepted.load(Ordering::Relaxed);
         loop {
-            // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
-            if accepted - self.freed.load(Ordering::Acquire) >= self.capacity {
+            // `freed` first: read last, it could count units that `accepted` does not. Acquire: with the unit comes the place
+            // in the SQ that its last user gave back before it.
+            let freed = self.freed.load(Ordering::Acquire);
+            let accepted = self.accepted.load(Ordering::Relaxed);
+            if accepted - freed >= self.capacity {
                 return false;
             }
-            match self.accepted.compare_exchange_weak(accepted, accepted + 1, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(now) => accepted = now,
+            let took =
+                self.accepted.compare_exchange_weak(accepted, accepted + 1, Ordering::Relaxed, Ordering::Relaxed);
+            if took.is_ok() {
+                return true;
             }
         }
     }
