@@ -33,14 +33,18 @@ impl Doorbell {
         Doorbell { armed: AtomicU64::new(AWAKE), threads: Event::new(), task: AtomicWaker::new() }
     }
 
-    /// Wakes the sleeper if it waits for `position` or an earlier one. Call it after the input is visible.
+    /// Wakes the sleeper if it waits for `position` or an earlier one; true if one sleeps on, for a later one. Call it after
+    /// the input is visible.
     #[inline]
-    pub(crate) fn ring(&self, position: u64) {
+    pub(crate) fn ring(&self, position: u64) -> bool {
         // Pairs with the barrier in `arm`: our input was stored before it, the sleeper's word is loaded after it.
         fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::Relaxed) <= position {
+        let armed = self.armed.load(Ordering::Relaxed);
+        if armed <= position {
             self.wake();
+            return false;
         }
+        armed != AWAKE
     }
 
     /// Wakes the sleeper whatever it waits for: something it must look at has changed.

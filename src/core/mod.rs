@@ -437,7 +437,7 @@ impl Core {
         }
         let ring = self.rings[index as usize].as_mut().expect("a ring outlives its entries");
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
-            ring.give_back_unit_silently();
+            ring.give_back_unit();
             self.slots.release(slot);
             return;
         }

@@ -41,8 +41,6 @@ pub(super) struct RingState {
     pub(super) barrier: bool,
     /// The next unit drains too.
     pub(super) drain_next: bool,
-    /// A unit was given back without a completion that would tell.
-    silent: bool,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Units of capacity given back, ever.
@@ -119,7 +117,6 @@ impl RingState {
             deferred: VecDeque::new(),
             barrier: false,
             drain_next: false,
-            silent: false,
             waiting: List::new(),
             freed: 0,
             driver,
@@ -263,12 +260,6 @@ impl RingState {
         self.freed += 1;
     }
 
-    /// The same, and no completion says so.
-    pub(super) fn give_back_unit_silently(&mut self) {
-        self.freed += 1;
-        self.silent = true;
-    }
-
     /// Lets everybody see what was taken, given back and posted.
     #[inline]
     pub(super) fn publish(&mut self) {
@@ -284,14 +275,14 @@ impl RingState {
             self.shared.freed.store(self.freed, Ordering::Release);
         }
         let posted = self.cq.publish() > 0;
-        if self.shared.settled.load(Ordering::Relaxed) != self.freed {
+        let settled = self.shared.settled.load(Ordering::Relaxed) != self.freed;
+        if settled {
             self.shared.settled.store(self.freed, Ordering::Release);
         }
-        if std::mem::take(&mut self.silent) {
-            // A reaper may wait for more completions than will come.
+        // A reaper that saw completions before they were settled, or counted on ones that were skipped, may sleep for more
+        // than will come.
+        if (posted || settled) && self.shared.reaper.ring(self.cq.published()) && self.shared.outstanding() == 0 {
             self.shared.reaper.ring_always();
-        } else if posted {
-            self.shared.reaper.ring(self.cq.published());
         }
     }
 
