@@ -394,7 +394,7 @@ impl Drop for Submitter {
         debug_assert!(submitted.is_ok(), "the chain was just closed");
         self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
         let shared = &self.pusher.shared;
-        if shared.submitters.fetch_sub(1, Relaxed) == 1 {
+        if shared.submitters.fetch_sub(1, Ordering::Release) == 1 {
             // A reaper that counted on us looks again.
             shared.reaper.ring_always();
         }
