@@ -12,10 +12,9 @@
 use std::task::Waker;
 use std::time::Instant;
 
-use atomic_waker::AtomicWaker;
 use event_listener::{Event, Listener, listener};
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, AtomicWaker, Ordering, fence};
 
 /// Armed with this, nothing wakes: nobody sleeps.
 const AWAKE: u64 = u64::MAX;
@@ -62,7 +61,7 @@ impl Doorbell {
 
     fn arm(&self, position: u64) {
         debug_assert!(position < AWAKE);
-        self.armed.store(position, Ordering::Relaxed);
+        self.set(position);
         // Pairs with the barrier in `ring`: armed before, inputs looked at after.
         fence(Ordering::SeqCst);
     }
@@ -81,7 +80,7 @@ impl Doorbell {
                 }
             }
         }
-        self.armed.store(AWAKE, Ordering::Relaxed);
+        self.set(AWAKE);
     }
 
     /// The same for a task: registers `waker` and arms; true if there is input already, so that the task goes on.
@@ -90,8 +89,14 @@ impl Doorbell {
         self.arm(position);
         let ready = ready();
         if ready {
-            self.armed.store(AWAKE, Ordering::Relaxed);
+            self.set(AWAKE);
         }
         ready
+    }
+
+    /// By exchange, as the ringers do: a store would do too, and who goes to sleep has the time, but between stores and
+    /// exchanges loom shows orders that cannot be.
+    fn set(&self, position: u64) {
+        self.armed.swap(position, Ordering::Relaxed);
     }
 }

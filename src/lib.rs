@@ -193,6 +193,8 @@ mod doorbell;
 mod engine;
 mod entry;
 pub mod fence;
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(feature = "mooncake")]
 pub mod mooncake;
 pub mod opcode;

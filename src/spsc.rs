@@ -6,11 +6,10 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{Arc, AtomicU64, Ordering, UnsafeCell};
 
 struct Shared<T: Leftover> {
     /// First position that the consumer has not released.

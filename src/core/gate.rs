@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use super::slots::NONE;
 use crate::code::errno;
 use crate::fence::{Failure, FenceInner, FenceStatus, Inbox, Kind, Node, NodeKey, TimelineCell, recheck_barrier};
+use crate::sync;
 use crate::transport::Nanos;
 
 /// An entry's place on one registration's list: the edge of a slot with one fence, or one of a side block's.
@@ -47,7 +48,7 @@ const UNLINKED: Edge = Edge { registration: NONE, slot: NONE, next: EdgeId::NONE
 struct Registration {
     /// `None` while this place is free.
     fence: Option<Arc<FenceInner>>,
-    node: Arc<Node>,
+    node: sync::Arc<Node>,
     head: EdgeId,
     tail: EdgeId,
     /// In the firing queue.
@@ -93,7 +94,7 @@ pub(crate) struct Released {
 #[derive(Debug)]
 pub(crate) struct Gate {
     core: u32,
-    inbox: Arc<Inbox>,
+    inbox: sync::Arc<Inbox>,
     slot_edges: Vec<Edge>,
     side_edges: Vec<Edge>,
     registrations: Vec<Registration>,
@@ -118,7 +119,7 @@ pub(crate) struct Gate {
 unsafe impl Send for Gate {}
 
 impl Gate {
-    pub(crate) fn new(core: u32, inbox: Arc<Inbox>) -> Gate {
+    pub(crate) fn new(core: u32, inbox: sync::Arc<Inbox>) -> Gate {
         Gate {
             core,
             inbox,
@@ -185,15 +186,15 @@ impl Gate {
     fn register(&mut self, fence: &Arc<FenceInner>, now: Nanos) -> Result<u32, FenceStatus> {
         let registration = self.free.pop().unwrap_or_else(|| {
             let index = self.registrations.len() as u32;
-            let node = Node::new(Arc::clone(&self.inbox), NodeKey::Fence(index));
+            let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(index));
             let (head, tail) = (EdgeId::NONE, EdgeId::NONE);
             self.registrations.push(Registration { fence: None, node, head, tail, firing: false });
             index
         });
         let place = &mut self.registrations[registration as usize];
-        if Arc::get_mut(&mut place.node).is_none() {
+        if sync::Arc::get_mut(&mut place.node).is_none() {
             // The last fence's list still holds the old node.
-            place.node = Node::new(Arc::clone(&self.inbox), NodeKey::Fence(registration));
+            place.node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(registration));
         }
         match &fence.kind {
             // A point is never settled: its timeline moves.
@@ -242,7 +243,7 @@ impl Gate {
                 self.timelines.len() as u32 - 1
             }
         };
-        let node = Node::new(Arc::clone(&self.inbox), NodeKey::Timeline(index));
+        let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Timeline(index));
         timeline.registrations.add(&node);
         if !timeline.registrations.claim_first(self.core, index) {
             self.other_timelines.insert(Arc::as_ptr(timeline), index);
@@ -282,7 +283,7 @@ impl Gate {
         if !self.inbox.has_fired() {
             return false;
         }
-        let inbox = Arc::clone(&self.inbox);
+        let inbox = sync::Arc::clone(&self.inbox);
         let first = self.firing.len();
         inbox.take_fired(|node| match node.key {
             NodeKey::Fence(registration) => self.fire(registration),

@@ -20,8 +20,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crossbeam_queue::SegQueue;
-
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
@@ -30,6 +28,7 @@ use crate::fence::{FenceStatus, Inbox};
 use crate::ring::shared::{MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
+use crate::sync::{self, SegQueue};
 use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
 use chain::Step;
 use gate::{EdgeId, Gate, Released};
@@ -87,7 +86,7 @@ static NEXT_CORE: AtomicU32 = AtomicU32::new(1);
 #[derive(Debug)]
 pub(crate) struct Core {
     controls: Arc<Controls>,
-    inbox: Arc<Inbox>,
+    inbox: sync::Arc<Inbox>,
     rings: Vec<Option<RingState>>,
     slots: Slots,
     gate: Gate,
@@ -114,7 +113,7 @@ impl Core {
     pub(crate) fn new(controls: Arc<Controls>, idle: Nanos) -> Core {
         let inbox = Inbox::new(Arc::clone(&controls.doorbell));
         Core {
-            gate: Gate::new(NEXT_CORE.fetch_add(1, Relaxed), Arc::clone(&inbox)),
+            gate: Gate::new(NEXT_CORE.fetch_add(1, Relaxed), sync::Arc::clone(&inbox)),
             controls,
             inbox,
             rings: Vec::new(),

@@ -1,7 +1,7 @@
 //! The core's side of one ring: its queues, and the completions that wait for room.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::chain::Deferred;
@@ -13,7 +13,7 @@ use crate::cqe::Cqe;
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
-use crate::sync::{Ordering, fence};
+use crate::sync::{Condvar, Mutex, Ordering, fence};
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.

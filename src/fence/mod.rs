@@ -118,6 +118,15 @@ impl FenceInner {
         Arc::new(FenceInner { state: AtomicU64::new(PENDING), registrations: Registrations::new(), kind })
     }
 
+    /// The timeline that it is a value of.
+    #[cfg(all(test, loom))]
+    pub(crate) fn timeline(&self) -> Option<&Arc<TimelineCell>> {
+        match &self.kind {
+            Kind::Point { timeline, .. } => Some(timeline),
+            Kind::Told | Kind::Polled(_) => None,
+        }
+    }
+
     #[inline]
     pub(crate) fn status(&self) -> FenceStatus {
         match &self.kind {

@@ -4,12 +4,10 @@
 //! wait. Whoever settles the fence closes the list and moves each node to the stack in its core's [`Inbox`], then rings
 //! the core's doorbell. Nodes are allocated by the core, so signalling allocates nothing and cannot fail.
 
-use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::Arc;
 
 use crate::doorbell::Doorbell;
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
 /// One core's interest in one fence or timeline. Shared by the core and by whichever list it is on.
 #[derive(Debug)]
@@ -79,7 +77,7 @@ impl Registrations {
                 return false;
             }
             // SAFETY: nobody else reads the field before the exchange below publishes the node.
-            unsafe { *node.listed_next.get() = head };
+            unsafe { sync::write(&node.listed_next, head.cast_const()) };
             // AcqRel: publishes the node; sees the nodes pushed before.
             match self.head.compare_exchange_weak(head, raw, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
@@ -108,7 +106,7 @@ impl Registrations {
             // SAFETY: the list owned this count, and the swap gave the list to us.
             let node = unsafe { Arc::from_raw(next) };
             // SAFETY: constant since the node was published, which the swap acquired. Read before the core can have it.
-            next = unsafe { *node.listed_next.get() }.cast_mut();
+            next = unsafe { sync::read(&node.listed_next) }.cast_mut();
             Inbox::fire(node);
         }
     }
@@ -134,7 +132,7 @@ impl Registrations {
                 Inbox::push(node);
             }
             // SAFETY: constant since the node was published.
-            next = unsafe { *node.listed_next.get() }.cast_mut();
+            next = unsafe { sync::read(&node.listed_next) }.cast_mut();
         }
     }
 }
@@ -146,12 +144,13 @@ pub(crate) fn recheck_barrier() {
 
 impl Drop for Registrations {
     fn drop(&mut self) {
-        let mut next = *self.head.get_mut();
+        // With `&mut self` nothing else can have stored it: an ordinary read.
+        let mut next = self.head.load(Ordering::Relaxed);
         while !next.is_null() && next != closed() {
             // SAFETY: the list owned this count; `&mut self`: nobody else walks it.
             let node = unsafe { Arc::from_raw(next) };
             // SAFETY: constant since the node was published.
-            next = unsafe { *node.listed_next.get() }.cast_mut();
+            next = unsafe { sync::read(&node.listed_next) }.cast_mut();
         }
     }
 }
@@ -161,11 +160,11 @@ impl Drop for Registrations {
 pub(crate) struct Inbox {
     /// Owns one count of each node on it; [`closed`] when the core is gone.
     stack: AtomicPtr<Node>,
-    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) doorbell: std::sync::Arc<Doorbell>,
 }
 
 impl Inbox {
-    pub(crate) fn new(doorbell: Arc<Doorbell>) -> Arc<Inbox> {
+    pub(crate) fn new(doorbell: std::sync::Arc<Doorbell>) -> Arc<Inbox> {
         Arc::new(Inbox { stack: AtomicPtr::new(ptr::null_mut()), doorbell })
     }
 

@@ -55,22 +55,28 @@ impl Builder {
             let text = format!("a ring of {entries} entries: it can have 1 to {}", Ring::MAX_ENTRIES);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
+        let mut ring = self.without_poller(entries, engine);
+        ring.poller = Some(poller::spawn(Arc::clone(&ring.controls), self.idle)?);
+        Ok(ring)
+    }
+
+    /// The ring alone: somebody gives turns to a core with its controls.
+    pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
         let controls = Arc::new(Controls::new());
         let shared = Arc::new(Shared::new(engine.clone(), entries, Arc::clone(&controls.doorbell)));
         let (sq_in, sq) = spsc::ring(entries as usize);
         let (cq, cq_out) = spsc::ring(2 * entries as usize);
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
-        let poller = poller::spawn(Arc::clone(&controls), self.idle)?;
         let threads_here = engine.transport().caps().threads_here;
-        Ok(Ring {
+        Ring {
             pusher: Pusher::owner(Arc::clone(&shared), sq_in),
             reaper: Reaper::new(shared, cq_out, threads_here),
             controls,
             ring,
             grace: self.grace,
-            poller: Some(poller),
-        })
+            poller: None,
+        }
     }
 }
 
@@ -91,6 +97,13 @@ pub struct Ring {
     ring: u32,
     grace: Duration,
     poller: Option<JoinHandle<()>>,
+}
+
+#[cfg(all(test, loom))]
+impl Ring {
+    pub(crate) fn controls(&self) -> Arc<Controls> {
+        Arc::clone(&self.controls)
+    }
 }
 
 /// What closing takes beyond the grace time, at most: the transport's own end.

@@ -16,9 +16,9 @@ use crate::spsc::Consumer;
 use crate::sync::{Ordering, fence};
 
 /// A waiter spins so long at first, unless the transport's threads want the core.
-const SPIN: Duration = Duration::from_micros(5);
+const SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 /// Then it yields, and after this it sleeps.
-const AWAKE: Duration = Duration::from_micros(100);
+const AWAKE: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
 
 /// Why no completion is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,16 +3,15 @@
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Most fences on one entry.
 pub(crate) const MAX_FENCES: usize = 64;

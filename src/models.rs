@@ -1,0 +1,506 @@
+//! Models of our own protocols, for loom to go through all their interleavings and every value that a weak memory may
+//! show: `RUSTFLAGS="--cfg loom" cargo test --release --lib models`.
+//!
+//! They drive the real code, each with two or three threads and as few steps as show the protocol. That each of them
+//! can fail is what the patches in `tests/planted` are for.
+
+use std::sync::Arc as StdArc;
+use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use loom::sync::Notify;
+use loom::thread;
+
+use crate::core::{Controls, Core};
+use crate::doorbell::Doorbell;
+use crate::fence::{self, FenceStatus, Inbox, Node, NodeKey, recheck_barrier};
+use crate::region::{Region, RegionInner};
+use crate::ring::shared::Shared;
+use crate::spsc::{self, Leftover};
+use crate::sync::Arc;
+use crate::{Engine, Ring, WaitError, opcode};
+
+/// Checks `model`, with at most so many preemptions in one execution unless the environment says otherwise.
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 20_000;
+    let executions = StdArc::new(Count::new(0));
+    let counted = StdArc::clone(&executions);
+    builder.check(move || {
+        counted.fetch_add(1, SeqCst);
+        model();
+    });
+    println!("{} executions", executions.load(SeqCst));
+}
+
+/// An entry whose leftovers are counted.
+#[derive(Clone, Copy)]
+struct Item(u64);
+
+static DISCARDED: Count = Count::new(0);
+
+impl Leftover for Item {
+    fn discard(self) {
+        DISCARDED.fetch_add(1, SeqCst);
+    }
+}
+
+/// The producer publishes to the queue, then rings; the poller arms, looks again, then parks.
+#[test]
+fn publish_and_park() {
+    check(3, || {
+        let (mut producer, mut consumer) = spsc::ring::<Item>(2);
+        let doorbell = StdArc::new(Doorbell::new());
+        let poller = {
+            let doorbell = StdArc::clone(&doorbell);
+            thread::spawn(move || {
+                loop {
+                    if let Some(Item(value)) = consumer.next() {
+                        return value;
+                    }
+                    doorbell.park(0, None, || consumer.ready() > 0);
+                }
+            })
+        };
+        producer.write(Item(7)).ok().unwrap();
+        producer.publish();
+        doorbell.ring_always();
+        assert_eq!(poller.join().unwrap(), 7);
+    });
+}
+
+/// A reaper that waits for two is woken by the second completion, whoever sees whom first.
+#[test]
+fn completions_and_reaper_park() {
+    check(3, || {
+        let (mut producer, mut consumer) = spsc::ring::<Item>(2);
+        let doorbell = StdArc::new(Doorbell::new());
+        let reaper = {
+            let doorbell = StdArc::clone(&doorbell);
+            thread::spawn(move || {
+                while consumer.ready() < 2 {
+                    doorbell.park(consumer.position() + 2, None, || consumer.ready() >= 2);
+                }
+                [consumer.next().unwrap().0, consumer.next().unwrap().0]
+            })
+        };
+        for value in [7, 8] {
+            producer.write(Item(value)).ok().unwrap();
+            producer.publish();
+            doorbell.ring(producer.published());
+        }
+        assert_eq!(reaper.join().unwrap(), [7, 8]);
+    });
+}
+
+struct Notified(Notify);
+
+impl Wake for Notified {
+    fn wake(self: StdArc<Self>) {
+        self.0.notify();
+    }
+}
+
+/// The same for a task: it registers its waker and arms, looks again, and only then is pending.
+#[test]
+fn completion_and_task() {
+    check(3, || {
+        let (mut producer, mut consumer) = spsc::ring::<Item>(2);
+        let doorbell = StdArc::new(Doorbell::new());
+        let reaper = {
+            let doorbell = StdArc::clone(&doorbell);
+            thread::spawn(move || {
+                let notified = StdArc::new(Notified(Notify::new()));
+                let waker = Waker::from(StdArc::clone(&notified));
+                loop {
+                    if let Some(Item(value)) = consumer.next() {
+                        return value;
+                    }
+                    if !doorbell.poll(consumer.position() + 1, &waker, || consumer.ready() > 0) {
+                        notified.0.wait();
+                    }
+                }
+            })
+        };
+        producer.write(Item(7)).ok().unwrap();
+        producer.publish();
+        doorbell.ring(producer.published());
+        assert_eq!(reaper.join().unwrap(), 7);
+    });
+}
+
+/// Entries pass whole and in order, a full queue gets its room back, and what nobody read is let go of once.
+#[test]
+fn queue_passes_entries_and_places() {
+    check(3, || {
+        DISCARDED.store(0, SeqCst);
+        let (mut producer, mut consumer) = spsc::ring::<Item>(1);
+        let other = thread::spawn(move || {
+            let mut seen = Vec::new();
+            for _ in 0..2 {
+                if let Some(Item(value)) = consumer.next() {
+                    seen.push(value);
+                    consumer.release();
+                }
+            }
+            seen
+        });
+        let mut written = 0;
+        for value in 0..2 {
+            if producer.write(Item(value)).is_ok() {
+                written += 1;
+                producer.publish();
+            }
+        }
+        drop(producer);
+        let seen = other.join().unwrap();
+        assert_eq!(seen, [0, 1][..seen.len()]);
+        assert_eq!(written, seen.len() as u64 + DISCARDED.load(SeqCst));
+    });
+}
+
+/// A core with one fence, signalled from another thread: the core hears of it, sleeping or not.
+#[test]
+fn signal_and_park() {
+    check(3, || {
+        let (signaller, fence) = fence::host();
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        let core = {
+            let (fence, doorbell) = (fence.clone(), StdArc::clone(&doorbell));
+            thread::spawn(move || {
+                let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(3));
+                let mut fired = !fence.0.registrations.add(&node);
+                while !fired {
+                    inbox.take_fired(|node| fired = node.key == NodeKey::Fence(3));
+                    if !fired {
+                        doorbell.park(0, None, || inbox.has_fired());
+                    }
+                }
+                assert_eq!(fence.status(), FenceStatus::Signalled);
+                inbox.close();
+            })
+        };
+        signaller.signal();
+        core.join().unwrap();
+    });
+}
+
+/// Two cores wait for one fence: both hear of it, whether they registered in time or not.
+#[test]
+fn fence_of_two_cores() {
+    check(2, || {
+        let (signaller, fence) = fence::host();
+        let cores: Vec<_> = (0..2)
+            .map(|key| {
+                let fence = fence.clone();
+                let doorbell = StdArc::new(Doorbell::new());
+                let kept = StdArc::clone(&doorbell);
+                let core = thread::spawn(move || {
+                    let inbox = Inbox::new(StdArc::clone(&doorbell));
+                    let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(key));
+                    let mut fired = !fence.0.registrations.add(&node);
+                    while !fired {
+                        inbox.take_fired(|_| fired = true);
+                        if !fired {
+                            doorbell.park(0, None, || inbox.has_fired());
+                        }
+                    }
+                    assert_eq!(fence.status(), FenceStatus::Signalled);
+                    inbox.close();
+                });
+                (core, kept)
+            })
+            .collect();
+        signaller.signal();
+        for (core, _) in cores {
+            core.join().unwrap();
+        }
+    });
+}
+
+/// A timeline moves while a core registers with it and while it takes an earlier step: the core sees the last value.
+#[test]
+fn timeline_step_and_registration() {
+    check(3, || {
+        let (mut signaller, timeline) = fence::timeline(0);
+        let last = timeline.at(2);
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        let core = {
+            let (last, doorbell) = (last.clone(), StdArc::clone(&doorbell));
+            thread::spawn(move || {
+                let node = Node::new(Arc::clone(&inbox), NodeKey::Timeline(0));
+                last.0.timeline().unwrap().registrations.add(&node);
+                recheck_barrier();
+                let mut look = true;
+                loop {
+                    if look && last.status() == FenceStatus::Signalled {
+                        break;
+                    }
+                    look = false;
+                    inbox.take_fired(|_| look = true);
+                    if !look {
+                        doorbell.park(0, None, || inbox.has_fired());
+                    }
+                }
+                inbox.close();
+            })
+        };
+        signaller.signal(1).unwrap();
+        signaller.signal(2).unwrap();
+        core.join().unwrap();
+        drop(signaller);
+        assert_eq!(last.status(), FenceStatus::Signalled);
+    });
+}
+
+/// A timeline reaches a value and then fails: nobody who looks sees that value fail.
+#[test]
+fn timeline_reached_then_failed() {
+    check(3, || {
+        let (mut signaller, timeline) = fence::timeline(0);
+        let [reached, beyond] = [timeline.at(1), timeline.at(2)];
+        let other = thread::spawn(move || {
+            signaller.signal(1).unwrap();
+            drop(signaller);
+        });
+        let failed = beyond.status() != FenceStatus::Pending;
+        assert!(!matches!(reached.status(), FenceStatus::Failed(_)));
+        assert!(!failed || reached.status() == FenceStatus::Signalled);
+        other.join().unwrap();
+    });
+}
+
+/// A fence fires while its core goes away: the node is freed once, by whoever is last.
+#[test]
+fn core_gone_while_a_fence_fires() {
+    check(3, || {
+        let (signaller, fence) = fence::host();
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(0));
+        assert!(fence.0.registrations.add(&node));
+        drop(node);
+        let core = thread::spawn(move || inbox.close());
+        signaller.signal();
+        core.join().unwrap();
+    });
+}
+
+/// A use begins while the region is closed: one of them is refused, and the pages are sealed after the last use only.
+#[test]
+fn region_close_and_use() {
+    check(3, || {
+        let region = RegionInner::own(1, Region::alloc(1).unwrap(), "cpu:0");
+        let used = StdArc::new(loom::cell::UnsafeCell::new(0));
+        let user = {
+            let (region, used) = (StdArc::clone(&region), StdArc::clone(&used));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if region.begin_use() {
+                        used.with(|_| ());
+                        region.end_use();
+                    }
+                }
+            })
+        };
+        match region.close() {
+            // As the pages are replaced: nobody may be using them.
+            Ok(()) => used.with_mut(|_| ()),
+            // One is running. That the one before has ended, we need not see yet.
+            Err(uses) => assert!((1..=2).contains(&uses)),
+        }
+        user.join().unwrap();
+    });
+}
+
+/// A region is closed and reopened, as for memory that is registered twice, while uses come and go: none is miscounted.
+#[test]
+fn region_reopened() {
+    check(3, || {
+        let region = RegionInner::own(1, Region::alloc(1).unwrap(), "cpu:0");
+        let user = {
+            let region = StdArc::clone(&region);
+            thread::spawn(move || (0..2).filter(|_| region.begin_use()).count() as u64)
+        };
+        if region.close().is_ok() {
+            region.reopen();
+        }
+        let uses = user.join().unwrap();
+        assert_eq!(region.close().err().unwrap_or(0), uses);
+    });
+}
+
+/// Two producers share the units while some are given back: whatever they see of it, three are enough for two.
+#[test]
+fn units_of_two_producers() {
+    check(3, || {
+        let shared = StdArc::new(Shared::new(Engine::loopback(), 3, StdArc::new(Doorbell::new())));
+        let other = {
+            let shared = StdArc::clone(&shared);
+            thread::spawn(move || assert!(shared.take_unit()))
+        };
+        assert!(shared.take_unit());
+        // As the core does when the entry has ended.
+        shared.freed.store(1, crate::sync::Ordering::Release);
+        assert!(shared.take_unit());
+        other.join().unwrap();
+        assert_eq!(shared.outstanding(), 3);
+        assert!(shared.take_unit());
+        assert!(!shared.take_unit(), "three are out");
+    });
+}
+
+/// What the poller's thread does, with a clock of its own.
+fn poll_until_done(controls: StdArc<Controls>) {
+    let mut core = Core::new(controls, 0);
+    let doorbell = core.doorbell();
+    let mut now = 0;
+    loop {
+        now += 1_000_000;
+        let hint = core.turn(now);
+        if core.is_done() {
+            return;
+        }
+        if let crate::transport::Hint::Sleep { until } = hint {
+            assert_eq!(until, None);
+            doorbell.park(0, None, || core.has_input());
+        }
+    }
+}
+
+/// A ring, and a thread that gives its core turns until the ring is closed.
+fn ring(entries: u32) -> (Ring, thread::JoinHandle<()>) {
+    let ring = Ring::builder().idle(Duration::ZERO).without_poller(entries, &Engine::loopback());
+    let controls = ring.controls();
+    (ring, thread::spawn(move || poll_until_done(controls)))
+}
+
+fn close(ring: Ring, poller: thread::JoinHandle<()>) {
+    drop(ring);
+    poller.join().unwrap();
+}
+
+/// One entry through a whole ring, and whoever reaps its completion can push at once: the unit and the place are back.
+#[test]
+fn unit_is_back_before_its_completion() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        ring.submission().push(opcode::Nop::new().build().user_data(1)).unwrap();
+        assert_eq!(ring.submit_and_wait(1), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().user_data(), 1);
+        ring.submission().push(opcode::Nop::new().build().user_data(2)).unwrap();
+        close(ring, poller);
+    });
+}
+
+/// A completion that finds the CQ full waits; the reaper that makes room wakes the poller for it.
+#[test]
+fn overflow_and_release() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let mut seen = Vec::new();
+        for n in 0..3 {
+            ring.submission().push(opcode::Nop::new().build().user_data(n)).unwrap();
+            ring.submit();
+            if n < 2 {
+                // The unit of the one before is back when its completion is there. The third finds the CQ full.
+                assert_eq!(ring.wait(n as usize + 1), Ok(n as usize + 1));
+            }
+        }
+        while seen.len() < 3 {
+            ring.wait(1).unwrap();
+            seen.extend(ring.completion().map(|cqe| cqe.user_data()));
+        }
+        assert_eq!(seen, [0, 1, 2]);
+        close(ring, poller);
+    });
+}
+
+/// A submitter pushes and goes while the owner waits: the owner gets the completion, and then hears that no more can come.
+#[test]
+fn submitter_gone_and_reaper() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let mut submitter = ring.submitter();
+        let other = thread::spawn(move || submitter.push(opcode::Nop::new().build().user_data(5)).unwrap());
+        assert_eq!(ring.wait(1), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().user_data(), 5);
+        assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+        other.join().unwrap();
+        close(ring, poller);
+    });
+}
+
+/// The owner and a submitter push at once into a ring with room for one: both get in, one after the other.
+#[test]
+fn two_producers_share_one_place() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let mut submitter = ring.submitter();
+        let other = thread::spawn(move || submitter.push(opcode::Nop::new().build().user_data(5)).is_ok());
+        let mine = ring.submission().push(opcode::Nop::new().build().user_data(6)).is_ok();
+        ring.submit();
+        let theirs = other.join().unwrap();
+        assert!(mine || theirs);
+        let mut sum = 0;
+        while let Ok(_) = ring.wait(1) {
+            sum += ring.completion().map(|cqe| cqe.user_data()).sum::<u64>();
+        }
+        assert_eq!(sum, 5 * u64::from(theirs) + 6 * u64::from(mine));
+        close(ring, poller);
+    });
+}
+
+/// A ring is closed while a submitter pushes: the push is refused or ends with the ring, and nobody waits for ever.
+#[test]
+fn close_and_submitter() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let mut submitter = ring.submitter();
+        let (signaller, fence) = fence::host();
+        let kept = fence.clone();
+        let other = thread::spawn(move || {
+            let _ = submitter.push(opcode::Wait::new().build().wait(&fence));
+        });
+        close(ring, poller);
+        other.join().unwrap();
+        drop(signaller);
+        drop(kept);
+    });
+}
+
+/// An entry waits at the gate of a real core while its fence is signalled.
+#[test]
+fn signal_and_gate() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let (signaller, fence) = fence::host();
+        ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
+        ring.submit();
+        signaller.signal();
+        assert_eq!(ring.wait(1), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().result(), Ok(0));
+        close(ring, poller);
+    });
+}
+
+/// The same with a timeline, which steps twice: neither step is lost, however the core meets the timeline.
+#[test]
+fn timeline_and_gate() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let (mut signaller, timeline) = fence::timeline(0);
+        let fence = timeline.at(2);
+        ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
+        ring.submit();
+        signaller.signal(1).unwrap();
+        signaller.signal(2).unwrap();
+        assert_eq!(ring.wait(1), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().result(), Ok(0));
+        close(ring, poller);
+    });
+}
