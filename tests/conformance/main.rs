@@ -1,0 +1,194 @@
+//! moonring and the kernel's io_uring against one executable model of the rules, on random programs.
+//!
+//! `MOONRING_PROGRAMS` says how many, 2,000 unless set, and `MOONRING_SEED` the first one's seed. Each program has a seed
+//! of its own, one more than the last one's, so that a failure is repeated with its seed and one program.
+
+mod compare;
+mod kernel;
+mod model;
+mod named;
+mod program;
+mod random;
+
+use std::time::Duration;
+
+use kernel::Mode;
+use model::{Fault, Prediction, Rules, predict};
+use named::NAMED;
+use program::{Outcome, Program};
+use random::Subject;
+
+/// How long nothing more must come after what is expected.
+const QUIET: Duration = Duration::from_micros(100);
+/// The same where the kernel's workers are about.
+const QUIET_PARALLEL: Duration = Duration::from_micros(400);
+/// As many mismatches are made small and printed.
+const SHOWN: u64 = 3;
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name}={text:?}: it takes a whole number, such as {default}"))
+    })
+}
+
+/// What came of many programs.
+#[derive(Default)]
+struct Tally {
+    programs: u64,
+    completions: usize,
+    mismatches: u64,
+}
+
+impl Tally {
+    /// Prints the tally on a line of its own, for `cargo xtask conformance`, and judges it.
+    fn report(self, subject: &str) {
+        let Tally { programs, completions, mismatches } = self;
+        let deviations = model::Deviation::ALL.map(|deviation| format!("{deviation:?}"));
+        let line = serde_json::json!({
+            "subject": subject, "programs": programs, "completions": completions, "mismatches": mismatches,
+            "deviations": deviations,
+        });
+        println!("\nconformance: {line}");
+        assert_eq!(mismatches, 0, "{mismatches} of {programs} programs disagree with the model");
+        assert!(programs > 0, "MOONRING_PROGRAMS=0: nothing was compared");
+    }
+}
+
+/// What is wrong with a program's outcome, if anything is.
+struct Mismatch {
+    why: String,
+    right: Outcome,
+    seen: Outcome,
+}
+
+/// Runs the model and the real thing on random programs.
+fn compare_many(
+    subject: impl Fn(u64) -> Subject,
+    check: impl Fn(&Program, Subject) -> Result<usize, Box<Mismatch>>,
+) -> Tally {
+    let (programs, first) = (setting("MOONRING_PROGRAMS", 2_000), setting("MOONRING_SEED", fastrand::u64(..1 << 32)));
+    println!("{programs} programs, MOONRING_SEED={first}");
+    let mut tally = Tally { programs, ..Tally::default() };
+    for seed in (0..programs).map(|n| first.wrapping_add(n)) {
+        let subject = subject(seed);
+        let program = random::program(seed, subject);
+        match check(&program, subject) {
+            Ok(completions) => tally.completions += completions,
+            Err(first) => {
+                tally.mismatches += 1;
+                if tally.mismatches <= SHOWN {
+                    show(seed, subject, &program, *first, &check);
+                }
+            }
+        }
+    }
+    tally
+}
+
+/// Prints a mismatch, made small if it happens again.
+fn show(
+    seed: u64,
+    subject: Subject,
+    program: &Program,
+    first: Mismatch,
+    check: &impl Fn(&Program, Subject) -> Result<usize, Box<Mismatch>>,
+) {
+    println!("MISMATCH, MOONRING_SEED={seed} MOONRING_PROGRAMS=1, {subject:?}: {}", first.why);
+    println!("  program  {program}\n  right    {}\n  seen     {}", first.right, first.seen);
+    let small = compare::shrink(program.clone(), |smaller| check(smaller, subject).is_err());
+    if let Err(mismatch) = check(&small, subject) {
+        println!("  smaller  {small}: {}\n  right    {}\n  seen     {}", mismatch.why, mismatch.right, mismatch.seen);
+    }
+}
+
+fn check_kernel(program: &Program, mode: Mode) -> Result<usize, Box<Mismatch>> {
+    let prediction = predict(program, Rules::kernel(mode.submits_all()));
+    let quiet = if prediction.parallel { QUIET_PARALLEL } else { QUIET };
+    let seen = kernel::run(program, mode, &prediction.outcome, quiet).expect("the ring works");
+    match compare::difference(program, &prediction, &seen, true) {
+        None => Ok(seen.completions()),
+        Some(why) => Err(Box::new(Mismatch { why, right: prediction.outcome, seen })),
+    }
+}
+
+/// False, and loudly so, where the kernel has no io_uring for us.
+fn kernel_works(test: &str) -> bool {
+    let Some(error) = kernel::refusal() else { return true };
+    println!("\nSKIPPED: {test}: io_uring_setup is refused here ({error}); the model was not compared with a kernel");
+    false
+}
+
+#[test]
+fn model_agrees_with_the_kernel() {
+    if !kernel_works("model_agrees_with_the_kernel") {
+        return;
+    }
+    let mode = |seed: u64| Subject::Kernel(Mode::ALL[(seed % 4) as usize]);
+    let tally = compare_many(mode, |program, subject| match subject {
+        Subject::Kernel(mode) => check_kernel(program, mode),
+        Subject::Moonring => unreachable!("the kernel's programs are run"),
+    });
+    tally.report("kernel");
+}
+
+fn read<T: std::str::FromStr<Err = program::Unreadable>>(text: &str) -> T {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A recorded outcome in the place of the predicted one, which is returned too.
+fn recorded(text: &str, prediction: Prediction) -> (Prediction, Outcome) {
+    (Prediction { outcome: read(text), ..prediction }, prediction.outcome)
+}
+
+#[test]
+fn the_model_knows_the_recorded_outcomes() {
+    for named in NAMED {
+        let program: Program = read(named.program);
+        let prediction = predict(&program, Rules::kernel(true));
+        let (recorded, predicted) = recorded(named.kernel, prediction);
+        let difference = compare::difference(&program, &recorded, &predicted, false);
+        assert_eq!(difference, None, "{}: {program}: {predicted}", named.name);
+    }
+}
+
+#[test]
+fn the_kernel_still_behaves_as_recorded() {
+    if !kernel_works("the_kernel_still_behaves_as_recorded") {
+        return;
+    }
+    for named in NAMED {
+        let program: Program = read(named.program);
+        let (recorded, _) = recorded(named.kernel, predict(&program, Rules::kernel(true)));
+        for mode in Mode::ALL.into_iter().filter(|mode| mode.submits_all()) {
+            let seen = kernel::run(&program, mode, &recorded.outcome, QUIET_PARALLEL).unwrap();
+            let difference = compare::difference(&program, &recorded, &seen, false);
+            assert_eq!(difference, None, "{}: {program}, {mode:?}: {seen}", named.name);
+        }
+    }
+}
+
+/// The random programs are able to see a wrong rule: each that is planted in the model shows.
+#[test]
+fn planted_faults_show() {
+    for fault in Fault::ALL {
+        let found = (0..2_000).find(|seed| {
+            let mode = Mode::ALL[(seed % 4) as usize];
+            let program = random::program(*seed, Subject::Kernel(mode));
+            let rules = Rules::kernel(mode.submits_all());
+            let wrong = predict(&program, rules.with(fault)).outcome;
+            compare::difference(&program, &predict(&program, rules), &wrong, true).is_some()
+        });
+        match found {
+            Some(programs) => println!("{fault:?}: shown by program {}", programs + 1),
+            None => panic!("{fault:?}: 2,000 programs do not show it"),
+        }
+    }
+}
+
+#[test]
+fn programs_survive_as_text() {
+    for seed in 0..2_000 {
+        let program = random::program(seed, Subject::Kernel(Mode::ALL[(seed % 4) as usize]));
+        assert_eq!(read::<Program>(&program.to_string()), program);
+    }
+}

@@ -1,0 +1,626 @@
+//! An executable model of io_uring's rules for links, drains, skips, timeouts and cancels, as Linux 6.18 behaves, and of
+//! the places where moonring deviates on purpose.
+//!
+//! Time is abstract: timers fire, in order, when nothing else can run.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::program::{
+    Done, ECANCELED, EINVAL, ENOENT, EOPNOTSUPP, ETIME, Entry, Flags, Op, Outcome, Program, Repeat, Step, Target,
+};
+
+/// Where moonring behaves otherwise than the kernel, on purpose. Each is a decision; what is not listed here is a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deviation {
+    /// A Cancel or a TimeoutRemove also finds entries that have not started: linked behind another one, or held by a drain.
+    /// io_uring answers `ENOENT` (P40), because it cannot see them; moonring owns its queue, and a transfer that nobody
+    /// wants any more should not be started. An armed LinkTimeout stays invisible, as in io_uring (P41).
+    CancelQueued,
+    /// A Cancel that heads its chain starts at once, even behind a drain, and a drain does not wait for it. In io_uring
+    /// it waits like everything else (P46), so a drain behind an entry that never ends could not be got rid of.
+    CancelBypassesDrain,
+    /// A failed preparation below a head with `CQE_SKIP_SUCCESS` posts its own errno. io_uring posts only the head's
+    /// `ECANCELED` (P21), and the cause is lost.
+    RealErrnoUnderSkip,
+    /// `IO_DRAIN` and `CQE_SKIP_SUCCESS` may be mixed: moonring counts entries, not completions. In io_uring every drain
+    /// after the first skip fails with `EOPNOTSUPP` (P22).
+    DrainWithSkip,
+    /// A LinkTimeout ends the entry before it. io_uring looks for its `user_data`, so that an older entry with the same
+    /// one dies instead, and the guarded one lives on.
+    LinkTimeoutKey,
+    /// An entry that fails its preparation does not stop the ones behind it: always `IORING_SETUP_SUBMIT_ALL` (P08, P34).
+    SubmitAll,
+}
+
+impl Deviation {
+    pub const ALL: [Deviation; 6] = [
+        Deviation::CancelQueued,
+        Deviation::CancelBypassesDrain,
+        Deviation::RealErrnoUnderSkip,
+        Deviation::DrainWithSkip,
+        Deviation::LinkTimeoutKey,
+        Deviation::SubmitAll,
+    ];
+}
+
+/// Bugs planted in the model, to measure what random programs can see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    HardlinkBreaksOnCancel,
+    SkippedLinkTimeoutPosts,
+    SkipOfFollowersKept,
+    SkipHidesNoFollower,
+    PositiveResultFails,
+    EtimeSuccessIgnored,
+    EmptyCancelAllNotFound,
+    DrainAfterSkipRuns,
+    BadMemberSparesItsHead,
+    HardlinkSurvivesBadMember,
+    MultishotTicksOnce,
+    LinkTimeoutsInARow,
+    LinkTimeoutTakesFollower,
+    CancelEndsOnlyOne,
+    DrainIgnored,
+    LaterDoNotWaitForDrain,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 16] = [
+        Fault::HardlinkBreaksOnCancel,
+        Fault::SkippedLinkTimeoutPosts,
+        Fault::SkipOfFollowersKept,
+        Fault::SkipHidesNoFollower,
+        Fault::PositiveResultFails,
+        Fault::EtimeSuccessIgnored,
+        Fault::EmptyCancelAllNotFound,
+        Fault::DrainAfterSkipRuns,
+        Fault::BadMemberSparesItsHead,
+        Fault::HardlinkSurvivesBadMember,
+        Fault::MultishotTicksOnce,
+        Fault::LinkTimeoutsInARow,
+        Fault::LinkTimeoutTakesFollower,
+        Fault::CancelEndsOnlyOne,
+        Fault::DrainIgnored,
+        Fault::LaterDoNotWaitForDrain,
+    ];
+}
+
+/// Whose rules.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    deviations: &'static [Deviation],
+    fault: Option<Fault>,
+}
+
+impl Rules {
+    /// The kernel's, which stops a submit at a bad entry unless the ring was set up with `SUBMIT_ALL`.
+    pub fn kernel(submit_all: bool) -> Rules {
+        Rules { deviations: if submit_all { &[Deviation::SubmitAll] } else { &[] }, fault: None }
+    }
+
+    pub fn moonring() -> Rules {
+        Rules { deviations: &Deviation::ALL, fault: None }
+    }
+
+    pub fn with(self, fault: Fault) -> Rules {
+        Rules { fault: Some(fault), ..self }
+    }
+
+    fn deviate(&self, deviation: Deviation) -> bool {
+        self.deviations.contains(&deviation)
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+}
+
+/// What the model says.
+#[derive(Debug)]
+pub struct Prediction {
+    pub outcome: Outcome,
+    /// The kernel uses worker threads: its completions come later, and in no order.
+    pub parallel: bool,
+    /// The `user_data` of what failed its preparation.
+    pub unprepared: Vec<u64>,
+}
+
+/// What should come of `program`. Steps behind a submit that stopped early are left out.
+pub fn predict(program: &Program, rules: Rules) -> Prediction {
+    let mut model = Model::new(rules);
+    let mut outcome = Outcome::default();
+    for entries in &program.steps {
+        let taken = model.submit(entries);
+        model.settle();
+        outcome.steps.push(Step { taken, done: std::mem::take(&mut model.posted) });
+        if taken < entries.len() {
+            break;
+        }
+    }
+    Prediction { outcome, parallel: model.parallel, unprepared: model.unprepared }
+}
+
+/// Timers later than this do not fire.
+const HORIZON: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+struct Request {
+    entry: Entry,
+    /// Its place among all that were submitted.
+    id: u64,
+    /// A drain before it; only read of a chain's head.
+    drain: bool,
+    /// The kernel hands it to a worker.
+    slow: bool,
+    skip: bool,
+    /// It failed with `CQE_SKIP_SUCCESS`: its followers post nothing.
+    hides_followers: bool,
+    failed: bool,
+    res: i32,
+    /// A LinkTimeout follows, and guards it.
+    guarded: bool,
+    guard_due: Option<Duration>,
+    /// Of a multishot Timeout; 0 for ever.
+    ticks: u32,
+    /// Of a Timeout with a count: completions until it ends.
+    count: Option<u32>,
+}
+
+impl Request {
+    fn new(entry: Entry, id: u64) -> Request {
+        let repeat = match entry.op {
+            Op::Timeout { repeat, .. } => repeat,
+            _ => Repeat::Once,
+        };
+        Request {
+            entry,
+            id,
+            drain: entry.flags.contains(Flags::DRAIN),
+            slow: entry.flags.contains(Flags::ASYNC),
+            skip: entry.flags.contains(Flags::SKIP),
+            hides_followers: false,
+            failed: false,
+            res: 0,
+            guarded: false,
+            guard_due: None,
+            ticks: if let Repeat::Multishot(ticks) = repeat { ticks } else { 0 },
+            count: if let Repeat::Count(count) = repeat { Some(count) } else { None },
+        }
+    }
+
+    fn fail(&mut self, res: i32) {
+        self.failed = true;
+        self.res = res;
+        if self.skip {
+            self.skip = false;
+            self.hides_followers = true;
+        }
+    }
+
+    fn is_hard(&self) -> bool {
+        self.entry.flags.contains(Flags::HARDLINK)
+    }
+
+    fn is_link_timeout(&self) -> bool {
+        matches!(self.entry.op, Op::LinkTimeout(_))
+    }
+}
+
+/// What is left of a chain, in order. An entry alone is a chain of one.
+type Chain = VecDeque<Request>;
+
+/// A timeout that has started, and its followers.
+#[derive(Debug)]
+struct Armed {
+    request: Request,
+    rest: Chain,
+    due: Duration,
+}
+
+/// What is to be done once the present step is over.
+#[derive(Debug)]
+enum Task {
+    Start(Chain),
+    /// These end without having started.
+    Abandon(Chain),
+    End(Request, Chain),
+    /// A Timeout's time has come.
+    Fire(Request, Chain),
+    /// The LinkTimeout that guards this request has come.
+    FireGuard(u64),
+}
+
+#[derive(Debug)]
+struct Model {
+    rules: Rules,
+    /// Requests submitted and not ended.
+    live: usize,
+    /// Those of them that a drain holds.
+    held: usize,
+    held_chains: VecDeque<Chain>,
+    drain_active: bool,
+    /// A skip was seen: the kernel drains no more.
+    drains_refused: bool,
+    /// The next chain waits for the present one, which has a drain inside.
+    drain_next: bool,
+    /// The chain whose members are being submitted.
+    open: Option<Chain>,
+    ended: Vec<(Request, Chain)>,
+    tasks: VecDeque<Task>,
+    armed: Vec<Armed>,
+    now: Duration,
+    submitted: u64,
+    parallel: bool,
+    unprepared: Vec<u64>,
+    posted: Vec<Done>,
+}
+
+impl Model {
+    fn new(rules: Rules) -> Model {
+        Model {
+            rules,
+            live: 0,
+            held: 0,
+            held_chains: VecDeque::new(),
+            drain_active: false,
+            drains_refused: false,
+            drain_next: false,
+            open: None,
+            ended: Vec::new(),
+            tasks: VecDeque::new(),
+            armed: Vec::new(),
+            now: Duration::ZERO,
+            submitted: 0,
+            parallel: false,
+            unprepared: Vec::new(),
+            posted: Vec::new(),
+        }
+    }
+
+    /// Returns how many entries were taken.
+    fn submit(&mut self, entries: &[Entry]) -> usize {
+        let mut taken = 0;
+        for entry in entries {
+            taken += 1;
+            if !self.submit_one(*entry) && !self.rules.deviate(Deviation::SubmitAll) {
+                break;
+            }
+        }
+        // A chain ends with its submit.
+        if let Some(chain) = self.open.take() {
+            self.queue(chain);
+        }
+        self.flush();
+        taken
+    }
+
+    /// False for a bad entry at the end of its chain.
+    fn submit_one(&mut self, entry: Entry) -> bool {
+        self.live += 1;
+        self.submitted += 1;
+        let mut request = Request::new(entry, self.submitted);
+        let prepared = self.prepare(&mut request);
+        if let Err(errno) = prepared {
+            request.fail(errno);
+            self.unprepared.push(entry.user_data);
+            if let Some(chain) = &mut self.open
+                && !chain[0].failed
+                && !self.rules.has(Fault::BadMemberSparesItsHead)
+            {
+                chain[0].fail(ECANCELED);
+            }
+        }
+        self.open.get_or_insert_default().push_back(request);
+        if entry.is_chained() {
+            return true;
+        }
+        let mut chain = self.open.take().unwrap_or_default();
+        if chain[0].slow || chain[0].failed {
+            self.queue(chain);
+        } else if let Some(head) = chain.pop_front() {
+            self.start(head, chain);
+        }
+        prepared.is_ok()
+    }
+
+    fn prepare(&mut self, request: &mut Request) -> Result<(), i32> {
+        self.drains_refused |= request.skip && !self.rules.deviate(Deviation::DrainWithSkip);
+        if request.drain {
+            if self.drains_refused && !self.rules.has(Fault::DrainAfterSkipRuns) {
+                return Err(EOPNOTSUPP);
+            }
+            self.drain_active = !self.rules.has(Fault::DrainIgnored);
+            if let Some(chain) = &mut self.open {
+                chain[0].drain = true;
+                chain[0].slow = true;
+                self.drain_next = true;
+            }
+        }
+        request.slow |= self.drain_active;
+        if self.drain_next && self.open.is_none() {
+            self.drain_next = false;
+            self.drain_active = true;
+            request.drain = true;
+            request.slow = true;
+        }
+        match request.entry.op {
+            Op::Bad => Err(EINVAL),
+            Op::LinkTimeout(_) => match self.open.as_mut().and_then(|chain| chain.back_mut()) {
+                Some(before) if !before.is_link_timeout() || self.rules.has(Fault::LinkTimeoutsInARow) => {
+                    before.guarded = true;
+                    Ok(())
+                }
+                _ => Err(EINVAL),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// A chain that does not start at once: it has failed, or a drain is about, or the kernel leaves it to a worker.
+    fn queue(&mut self, mut chain: Chain) {
+        if chain[0].failed {
+            if let Some(mut head) = chain.pop_front() {
+                // Hard links do not help against a failed preparation.
+                if !self.rules.has(Fault::HardlinkSurvivesBadMember) {
+                    head.entry.flags.remove(Flags::HARDLINK);
+                }
+                self.end(head, chain);
+            }
+        } else if self.drain_active {
+            self.parallel = true;
+            let drain = chain[0].drain;
+            self.held += chain.len();
+            self.held_chains.push_back(chain);
+            self.release_held();
+            if !drain && self.held_chains.is_empty() {
+                self.drain_active = false;
+            }
+        } else {
+            self.parallel = true;
+            self.tasks.push_back(Task::Start(chain));
+        }
+    }
+
+    /// Lets go what no drain holds any more.
+    fn release_held(&mut self) {
+        let (mut seen_drain, mut first) = (false, true);
+        while let Some(chain) = self.held_chains.front() {
+            seen_drain |= chain[0].drain && !self.rules.has(Fault::LaterDoNotWaitForDrain);
+            if (seen_drain || first) && self.live != self.held {
+                return;
+            }
+            if let Some(chain) = self.held_chains.pop_front() {
+                self.held -= chain.len();
+                self.tasks.push_back(Task::Start(chain));
+            }
+            first = false;
+        }
+    }
+
+    fn start(&mut self, mut request: Request, rest: Chain) {
+        match request.entry.op {
+            Op::Nop(res) => {
+                request.res = res;
+                if res < 0 || res > 0 && self.rules.has(Fault::PositiveResultFails) {
+                    request.fail(res);
+                }
+                self.end(request, rest);
+            }
+            Op::Timeout { after, .. } => {
+                let due = self.now + after;
+                if request.guarded
+                    && let Some(Op::LinkTimeout(after)) = rest.front().map(|guard| guard.entry.op)
+                {
+                    request.guard_due = Some(self.now + after);
+                }
+                self.armed.push(Armed { request, rest, due });
+            }
+            Op::Cancel(target) => {
+                let all = !matches!(target, Target::One(_));
+                let cancelled = self.cancel(target);
+                match (cancelled, all) {
+                    (0, true) if self.rules.has(Fault::EmptyCancelAllNotFound) => request.fail(ENOENT),
+                    (0, false) => request.fail(ENOENT),
+                    (count, true) => request.res = count,
+                    (_, false) => {}
+                }
+                self.end(request, rest);
+            }
+            Op::TimeoutRemove(target) => {
+                if self.cancel(Target::One(target)) == 0 {
+                    request.fail(ENOENT);
+                }
+                self.end(request, rest);
+            }
+            // Only a planted fault starts these.
+            Op::Bad | Op::LinkTimeout(_) => self.end(request, rest),
+        }
+    }
+
+    /// Cancels what has started, and returns how many.
+    fn cancel(&mut self, target: Target) -> i32 {
+        let one = matches!(target, Target::One(_)) || self.rules.has(Fault::CancelEndsOnlyOne);
+        let mut count = 0;
+        while let Some(at) = self.armed.iter().position(|armed| target.matches(armed.request.entry.user_data)) {
+            self.cancel_armed(at);
+            count += 1;
+            if one {
+                break;
+            }
+        }
+        count
+    }
+
+    fn cancel_armed(&mut self, at: usize) {
+        let Armed { mut request, rest, .. } = self.armed.remove(at);
+        request.fail(ECANCELED);
+        self.tasks.push_back(Task::End(request, rest));
+    }
+
+    /// Its result is known. The completion is posted with the next flush.
+    fn end(&mut self, request: Request, rest: Chain) {
+        self.ended.push((request, rest));
+    }
+
+    fn flush(&mut self) {
+        let ended = std::mem::take(&mut self.ended);
+        for (request, _) in &ended {
+            if !request.skip {
+                self.post(request, false);
+            }
+        }
+        for (request, rest) in ended {
+            self.live -= 1;
+            self.follow(request, rest);
+        }
+        if self.drain_active {
+            self.release_held();
+        }
+    }
+
+    fn post(&mut self, request: &Request, more: bool) {
+        self.posted.push(Done { user_data: request.entry.user_data, res: request.res, more });
+        if matches!(request.entry.op, Op::Timeout { .. }) {
+            return;
+        }
+        for armed in &mut self.armed {
+            if let Some(count) = &mut armed.request.count {
+                *count = count.saturating_sub(1);
+            }
+        }
+        while let Some(at) = self.armed.iter().position(|armed| armed.request.count == Some(0)) {
+            let Armed { request, rest, .. } = self.armed.remove(at);
+            self.tasks.push_back(Task::End(request, rest));
+        }
+    }
+
+    /// What follows a request that has ended.
+    fn follow(&mut self, request: Request, mut rest: Chain) {
+        if request.guarded
+            && let Some(mut guard) = rest.pop_front_if(|next| next.is_link_timeout())
+        {
+            guard.res = ECANCELED;
+            guard.skip &= !self.rules.has(Fault::SkippedLinkTimeoutPosts);
+            self.tasks.push_back(Task::End(guard, Chain::new()));
+            if self.rules.has(Fault::LinkTimeoutTakesFollower) {
+                self.tasks.push_back(Task::Abandon(std::mem::take(&mut rest)));
+            }
+        }
+        if rest.is_empty() {
+            return;
+        }
+        let protects =
+            request.is_hard() && !(request.res == ECANCELED && self.rules.has(Fault::HardlinkBreaksOnCancel));
+        if !request.failed || protects {
+            self.tasks.push_back(Task::Start(rest));
+            return;
+        }
+        for follower in &mut rest {
+            let own_errno = follower.failed && self.rules.deviate(Deviation::RealErrnoUnderSkip);
+            follower.skip = if self.rules.has(Fault::SkipOfFollowersKept) {
+                follower.skip || request.hides_followers
+            } else {
+                request.hides_followers && !own_errno && !self.rules.has(Fault::SkipHidesNoFollower)
+            };
+        }
+        self.tasks.push_back(Task::Abandon(rest));
+    }
+
+    fn run_tasks(&mut self) {
+        while !self.tasks.is_empty() {
+            for task in std::mem::take(&mut self.tasks) {
+                self.run(task);
+            }
+            self.flush();
+        }
+    }
+
+    fn run(&mut self, task: Task) {
+        match task {
+            Task::Start(mut chain) => {
+                if let Some(head) = chain.pop_front() {
+                    self.parallel |= head.slow;
+                    self.start(head, chain);
+                }
+            }
+            Task::Abandon(chain) => {
+                for mut request in chain {
+                    if !request.failed {
+                        request.res = ECANCELED;
+                    }
+                    self.end(request, Chain::new());
+                }
+            }
+            Task::End(request, rest) => self.end(request, rest),
+            Task::Fire(request, rest) => self.fire(request, rest),
+            Task::FireGuard(id) => self.fire_guard(id),
+        }
+    }
+
+    fn fire(&mut self, mut request: Request, rest: Chain) {
+        let Op::Timeout { after, repeat, etime_success } = request.entry.op else {
+            unreachable!("{} is no Timeout", request.entry)
+        };
+        request.res = ETIME;
+        if !etime_success || self.rules.has(Fault::EtimeSuccessIgnored) {
+            request.fail(ETIME);
+        }
+        let again = match repeat {
+            Repeat::Multishot(0) => true,
+            Repeat::Multishot(_) => {
+                request.ticks -= 1;
+                request.ticks > 0 && !self.rules.has(Fault::MultishotTicksOnce)
+            }
+            Repeat::Once | Repeat::Count(_) => false,
+        };
+        if !again {
+            self.end(request, rest);
+            return;
+        }
+        self.flush();
+        self.post(&request, true);
+        // For ever: one tick stands for as many as come before the submit has settled.
+        let due = if request.ticks == 0 { Duration::MAX } else { self.now + after };
+        self.armed.push(Armed { request, rest, due });
+    }
+
+    /// A LinkTimeout's time has come: it ends first, then the entry that it guards, as by a Cancel.
+    fn fire_guard(&mut self, id: u64) {
+        let at = self.armed.iter().position(|armed| armed.request.id == id).expect("its guard was armed with it");
+        let guarded = &mut self.armed[at];
+        guarded.request.guarded = false;
+        let user_data = guarded.request.entry.user_data;
+        let mut guard = guarded.rest.pop_front().expect("it is guarded");
+        guard.res = ETIME;
+        let first = self.armed.iter().position(|armed| armed.request.entry.user_data == user_data);
+        self.cancel_armed(if self.rules.deviate(Deviation::LinkTimeoutKey) { at } else { first.unwrap_or(at) });
+        self.end(guard, Chain::new());
+    }
+
+    /// Runs until only timers beyond the horizon are left.
+    fn settle(&mut self) {
+        self.run_tasks();
+        loop {
+            let guards = self.armed.iter().filter_map(|armed| armed.request.guard_due).min();
+            let timers = self.armed.iter().map(|armed| armed.due).min();
+            let Some(next) = guards.into_iter().chain(timers).min() else { break };
+            if next > self.now + HORIZON {
+                break;
+            }
+            self.now = self.now.max(next);
+            if guards == Some(next) {
+                let due = self.armed.iter_mut().find(|armed| armed.request.guard_due == Some(next));
+                if let Some(Armed { request, .. }) = due {
+                    request.guard_due = None;
+                    let id = request.id;
+                    self.tasks.push_back(Task::FireGuard(id));
+                }
+            } else if let Some(at) = self.armed.iter().position(|armed| armed.due == next) {
+                let Armed { request, rest, .. } = self.armed.remove(at);
+                self.tasks.push_back(Task::Fire(request, rest));
+            }
+            self.run_tasks();
+        }
+    }
+}
