@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kernel::Mode;
 use model::{Fault, Prediction, Rules, predict};
-use named::NAMED;
+use named::{NAMED, Ours};
 use program::{Outcome, Program};
 use random::Subject;
 
@@ -146,6 +146,21 @@ fn the_model_knows_the_recorded_outcomes() {
         let program: Program = read(named.program);
         let prediction = predict(&program, Rules::kernel(true));
         let (recorded, predicted) = recorded(named.kernel, prediction);
+        let difference = compare::difference(&program, &recorded, &predicted, false);
+        assert_eq!(difference, None, "{}: {program}: {predicted}", named.name);
+    }
+}
+
+#[test]
+fn the_model_knows_where_moonring_deviates() {
+    for named in NAMED {
+        let outcome = match named.ours {
+            Ours::Same => named.kernel,
+            Ours::Other(outcome) => outcome,
+            Ours::Absent => continue,
+        };
+        let program: Program = read(named.program);
+        let (recorded, predicted) = recorded(outcome, predict(&program, Rules::moonring()));
         let difference = compare::difference(&program, &recorded, &predicted, false);
         assert_eq!(difference, None, "{}: {program}: {predicted}", named.name);
     }

@@ -13,12 +13,14 @@ use crate::program::{
 /// Where moonring behaves otherwise than the kernel, on purpose. Each is a decision; what is not listed here is a bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deviation {
-    /// A Cancel or a TimeoutRemove also finds entries that have not started: linked behind another one, or held by a drain.
-    /// io_uring answers `ENOENT` (P40), because it cannot see them; moonring owns its queue, and a transfer that nobody
-    /// wants any more should not be started. An armed LinkTimeout stays invisible, as in io_uring (P41).
+    /// A Cancel also finds entries that have not started: linked behind another one, or held by a drain. io_uring answers
+    /// `ENOENT` (P40), because it cannot see them; moonring owns its queue, and a transfer that nobody wants any more
+    /// should not be started. A member of a chain ends when its turn comes, so that completions keep the chain's order,
+    /// and it counts as cancelled at once; what a drain holds ends at once. LinkTimeouts stay invisible, as in io_uring
+    /// (P41), and a TimeoutRemove sees only Timeouts that run.
     CancelQueued,
-    /// A Cancel that heads its chain starts at once, even behind a drain, and a drain does not wait for it. In io_uring
-    /// it waits like everything else (P46), so a drain behind an entry that never ends could not be got rid of.
+    /// A Cancel or TimeoutRemove outside a chain and without `IO_DRAIN` starts at once, even behind a drain. In io_uring
+    /// it waits like everything else (P46), so a drain behind an entry that never ends cannot be got rid of.
     CancelBypassesDrain,
     /// A failed preparation below a head with `CQE_SKIP_SUCCESS` posts its own errno. io_uring posts only the head's
     /// `ECANCELED` (P21), and the cause is lost.
@@ -26,6 +28,12 @@ pub enum Deviation {
     /// `IO_DRAIN` and `CQE_SKIP_SUCCESS` may be mixed: moonring counts entries, not completions. In io_uring every drain
     /// after the first skip fails with `EOPNOTSUPP` (P22).
     DrainWithSkip,
+    /// A chain that fails its preparation drains nothing: it is over before a drain could begin. In io_uring its
+    /// `IO_DRAIN` still holds up what follows.
+    BadDrainHoldsNothing,
+    /// Behind a drain that has ended, everything starts as usual. In io_uring what is submitted later still waits for all
+    /// that is running, until nothing is held any more.
+    DrainEndsWithItself,
     /// A LinkTimeout ends the entry before it. io_uring looks for its `user_data`, so that an older entry with the same
     /// one dies instead, and the guarded one lives on.
     LinkTimeoutKey,
@@ -34,11 +42,13 @@ pub enum Deviation {
 }
 
 impl Deviation {
-    pub const ALL: [Deviation; 6] = [
+    pub const ALL: [Deviation; 8] = [
         Deviation::CancelQueued,
         Deviation::CancelBypassesDrain,
         Deviation::RealErrnoUnderSkip,
         Deviation::DrainWithSkip,
+        Deviation::BadDrainHoldsNothing,
+        Deviation::DrainEndsWithItself,
         Deviation::LinkTimeoutKey,
         Deviation::SubmitAll,
     ];
@@ -157,6 +167,8 @@ struct Request {
     /// It failed with `CQE_SKIP_SUCCESS`: its followers post nothing.
     hides_followers: bool,
     failed: bool,
+    /// It ends when its turn comes.
+    cancelled: bool,
     res: i32,
     /// A LinkTimeout follows, and guards it.
     guarded: bool,
@@ -176,11 +188,12 @@ impl Request {
         Request {
             entry,
             id,
-            drain: entry.flags.contains(Flags::DRAIN),
+            drain: false,
             slow: entry.flags.contains(Flags::ASYNC),
             skip: entry.flags.contains(Flags::SKIP),
             hides_followers: false,
             failed: false,
+            cancelled: false,
             res: 0,
             guarded: false,
             guard_due: None,
@@ -200,6 +213,10 @@ impl Request {
 
     fn is_hard(&self) -> bool {
         self.entry.flags.contains(Flags::HARDLINK)
+    }
+
+    fn has_drain(&self) -> bool {
+        self.entry.flags.contains(Flags::DRAIN)
     }
 
     fn is_link_timeout(&self) -> bool {
@@ -231,6 +248,16 @@ enum Task {
     FireGuard(u64),
 }
 
+impl Task {
+    /// The requests in it whose turn has not come.
+    fn waiting(&mut self) -> Option<&mut Chain> {
+        match self {
+            Task::Start(chain) | Task::Abandon(chain) | Task::End(_, chain) | Task::Fire(_, chain) => Some(chain),
+            Task::FireGuard(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Model {
     rules: Rules,
@@ -240,6 +267,8 @@ struct Model {
     held: usize,
     held_chains: VecDeque<Chain>,
     drain_active: bool,
+    /// A drain was let go, and has not ended.
+    drain_running: bool,
     /// A skip was seen: the kernel drains no more.
     drains_refused: bool,
     /// The next chain waits for the present one, which has a drain inside.
@@ -264,6 +293,7 @@ impl Model {
             held: 0,
             held_chains: VecDeque::new(),
             drain_active: false,
+            drain_running: false,
             drains_refused: false,
             drain_next: false,
             open: None,
@@ -300,6 +330,10 @@ impl Model {
         self.live += 1;
         self.submitted += 1;
         let mut request = Request::new(entry, self.submitted);
+        if self.bypasses_drains(&entry) {
+            self.start(request, Chain::new());
+            return true;
+        }
         let prepared = self.prepare(&mut request);
         if let Err(errno) = prepared {
             request.fail(errno);
@@ -316,6 +350,9 @@ impl Model {
             return true;
         }
         let mut chain = self.open.take().unwrap_or_default();
+        if self.rules.deviate(Deviation::BadDrainHoldsNothing) && !chain[0].failed {
+            self.drain_for_all(&mut chain);
+        }
         if chain[0].slow || chain[0].failed {
             self.queue(chain);
         } else if let Some(head) = chain.pop_front() {
@@ -324,25 +361,16 @@ impl Model {
         prepared.is_ok()
     }
 
+    fn bypasses_drains(&self, entry: &Entry) -> bool {
+        self.rules.deviate(Deviation::CancelBypassesDrain)
+            && matches!(entry.op, Op::Cancel(_) | Op::TimeoutRemove(_))
+            && self.open.is_none()
+            && !entry.flags.intersects(Flags::CHAINED | Flags::DRAIN)
+    }
+
     fn prepare(&mut self, request: &mut Request) -> Result<(), i32> {
-        self.drains_refused |= request.skip && !self.rules.deviate(Deviation::DrainWithSkip);
-        if request.drain {
-            if self.drains_refused && !self.rules.has(Fault::DrainAfterSkipRuns) {
-                return Err(EOPNOTSUPP);
-            }
-            self.drain_active = !self.rules.has(Fault::DrainIgnored);
-            if let Some(chain) = &mut self.open {
-                chain[0].drain = true;
-                chain[0].slow = true;
-                self.drain_next = true;
-            }
-        }
-        request.slow |= self.drain_active;
-        if self.drain_next && self.open.is_none() {
-            self.drain_next = false;
-            self.drain_active = true;
-            request.drain = true;
-            request.slow = true;
+        if !self.rules.deviate(Deviation::BadDrainHoldsNothing) {
+            self.drain_for(request)?;
         }
         match request.entry.op {
             Op::Bad => Err(EINVAL),
@@ -355,6 +383,42 @@ impl Model {
             },
             _ => Ok(()),
         }
+    }
+
+    /// What a request and the ones before it mean for drains, as the kernel has it.
+    fn drain_for(&mut self, request: &mut Request) -> Result<(), i32> {
+        self.drains_refused |= request.skip;
+        if request.has_drain() {
+            if self.drains_refused && !self.rules.has(Fault::DrainAfterSkipRuns) {
+                return Err(EOPNOTSUPP);
+            }
+            self.drain_active = !self.rules.has(Fault::DrainIgnored);
+            let head = match &mut self.open {
+                Some(chain) => {
+                    self.drain_next = true;
+                    &mut chain[0]
+                }
+                None => &mut *request,
+            };
+            head.drain = true;
+            head.slow = true;
+        }
+        request.slow |= self.drain_active;
+        if self.open.is_none() && std::mem::take(&mut self.drain_next) {
+            self.drain_active = true;
+            request.drain = true;
+            request.slow = true;
+        }
+        Ok(())
+    }
+
+    /// The same for a chain as a whole.
+    fn drain_for_all(&mut self, chain: &mut Chain) {
+        let drain = chain.iter().any(Request::has_drain) || self.drain_next;
+        self.drain_next = chain.iter().skip(1).any(Request::has_drain);
+        self.drain_active |= drain && !self.rules.has(Fault::DrainIgnored);
+        chain[0].drain = drain;
+        chain[0].slow |= self.drain_active;
     }
 
     /// A chain that does not start at once: it has failed, or a drain is about, or the kernel leaves it to a worker.
@@ -384,21 +448,37 @@ impl Model {
 
     /// Lets go what no drain holds any more.
     fn release_held(&mut self) {
-        let (mut seen_drain, mut first) = (false, true);
+        let mut first = true;
         while let Some(chain) = self.held_chains.front() {
-            seen_drain |= chain[0].drain && !self.rules.has(Fault::LaterDoNotWaitForDrain);
-            if (seen_drain || first) && self.live != self.held {
+            let idle = self.live == self.held;
+            let drain = chain[0].drain && !self.rules.has(Fault::LaterDoNotWaitForDrain);
+            self.drain_running &= !idle;
+            let waits = if self.rules.deviate(Deviation::DrainEndsWithItself) {
+                drain || self.drain_running
+            } else {
+                drain || self.drain_running || first
+            };
+            if waits && !idle {
                 return;
             }
+            self.drain_running |= drain;
             if let Some(chain) = self.held_chains.pop_front() {
                 self.held -= chain.len();
                 self.tasks.push_back(Task::Start(chain));
             }
             first = false;
         }
+        if self.rules.deviate(Deviation::DrainEndsWithItself) {
+            self.drain_active = self.drain_running;
+        }
     }
 
     fn start(&mut self, mut request: Request, rest: Chain) {
+        if request.cancelled {
+            request.fail(ECANCELED);
+            self.end(request, rest);
+            return;
+        }
         match request.entry.op {
             Op::Nop(res) => {
                 request.res = res;
@@ -417,18 +497,20 @@ impl Model {
                 self.armed.push(Armed { request, rest, due });
             }
             Op::Cancel(target) => {
-                let all = !matches!(target, Target::One(_));
-                let cancelled = self.cancel(target);
-                match (cancelled, all) {
-                    (0, true) if self.rules.has(Fault::EmptyCancelAllNotFound) => request.fail(ENOENT),
-                    (0, false) => request.fail(ENOENT),
-                    (count, true) => request.res = count,
-                    (_, false) => {}
-                }
+                let (id, all) = (request.id, !matches!(target, Target::One(_)));
+                // Its own followers can be cancelled too.
                 self.end(request, rest);
+                let cancelled = self.cancel(target, self.rules.deviate(Deviation::CancelQueued));
+                let not_found = !all || self.rules.has(Fault::EmptyCancelAllNotFound);
+                let request = self.ended_mut(id);
+                match cancelled {
+                    0 if not_found => request.fail(ENOENT),
+                    count if all => request.res = count,
+                    _ => {}
+                }
             }
             Op::TimeoutRemove(target) => {
-                if self.cancel(Target::One(target)) == 0 {
+                if self.cancel(Target::One(target), false) == 0 {
                     request.fail(ENOENT);
                 }
                 self.end(request, rest);
@@ -438,24 +520,71 @@ impl Model {
         }
     }
 
-    /// Cancels what has started, and returns how many.
-    fn cancel(&mut self, target: Target) -> i32 {
-        let one = matches!(target, Target::One(_)) || self.rules.has(Fault::CancelEndsOnlyOne);
-        let mut count = 0;
-        while let Some(at) = self.armed.iter().position(|armed| target.matches(armed.request.entry.user_data)) {
-            self.cancel_armed(at);
-            count += 1;
-            if one {
-                break;
+    /// Cancels what has started, and what waits if asked to, oldest first. Returns how many.
+    fn cancel(&mut self, target: Target, queued: bool) -> i32 {
+        let meant = |request: &Request| {
+            target.matches(request.entry.user_data) && !request.cancelled && !request.is_link_timeout()
+        };
+        let mut found: Vec<u64> =
+            self.armed.iter().filter(|armed| meant(&armed.request)).map(|armed| armed.request.id).collect();
+        if queued {
+            found.extend(self.waiting().filter(|request| meant(request)).map(|request| request.id));
+            found.sort_unstable();
+        }
+        if matches!(target, Target::One(_)) || self.rules.has(Fault::CancelEndsOnlyOne) {
+            found.truncate(1);
+        }
+        for &id in &found {
+            if let Some(at) = self.armed.iter().position(|armed| armed.request.id == id) {
+                self.cancel_armed(at);
+            } else if let Some(at) = self.held_chains.iter().position(|chain| chain[0].id == id) {
+                self.cancel_held(at);
+            } else if let Some(request) = self.waiting().find(|request| request.id == id) {
+                request.cancelled = true;
             }
         }
-        count
+        found.len() as i32
+    }
+
+    /// Every request whose turn has not come.
+    fn waiting(&mut self) -> impl Iterator<Item = &mut Request> {
+        let armed = self.armed.iter_mut().map(|armed| &mut armed.rest);
+        let ended = self.ended.iter_mut().map(|(_, rest)| rest);
+        let tasks = self.tasks.iter_mut().filter_map(Task::waiting);
+        armed.chain(&mut self.held_chains).chain(ended).chain(tasks).flatten()
     }
 
     fn cancel_armed(&mut self, at: usize) {
         let Armed { mut request, rest, .. } = self.armed.remove(at);
         request.fail(ECANCELED);
         self.tasks.push_back(Task::End(request, rest));
+    }
+
+    /// Cancels the head of a chain that a drain holds. What a hard link lets start stays behind the drain.
+    fn cancel_held(&mut self, at: usize) {
+        let mut rest = std::mem::take(&mut self.held_chains[at]);
+        self.held -= rest.len();
+        let Some(mut head) = rest.pop_front() else { return };
+        let mut still_held = Chain::new();
+        if head.is_hard() {
+            still_held = rest.split_off(if head.guarded { 1 } else { 0 });
+        }
+        match still_held.front_mut() {
+            Some(next) => {
+                next.drain = head.drain;
+                next.slow = head.slow;
+                self.held += still_held.len();
+                self.held_chains[at] = still_held;
+            }
+            None => drop(self.held_chains.remove(at)),
+        }
+        head.fail(ECANCELED);
+        self.tasks.push_back(Task::End(head, rest));
+    }
+
+    fn ended_mut(&mut self, id: u64) -> &mut Request {
+        let ended = self.ended.iter_mut().find(|(request, _)| request.id == id);
+        &mut ended.expect("it has just ended").0
     }
 
     /// Its result is known. The completion is posted with the next flush.
@@ -529,8 +658,10 @@ impl Model {
 
     fn run_tasks(&mut self) {
         while !self.tasks.is_empty() {
-            for task in std::mem::take(&mut self.tasks) {
-                self.run(task);
+            for _ in 0..self.tasks.len() {
+                if let Some(task) = self.tasks.pop_front() {
+                    self.run(task);
+                }
             }
             self.flush();
         }

@@ -69,7 +69,7 @@ pub const NAMED: &[Named] = &[
     named("P39", "T1(inf)/H nop2 | C9(1)", " | 9:0 1:ECANCELED 2:0", Same),
     named("P40", "T1(inf)/L nop2/L nop3 | C9(2) | C10(1)",
         " | 9:ENOENT | 10:0 1:ECANCELED 2:ECANCELED 3:ECANCELED",
-        Other(" | 9:0 2:ECANCELED 3:ECANCELED | 10:0 1:ECANCELED")),
+        Other(" | 9:0 | 10:0 1:ECANCELED 2:ECANCELED 3:ECANCELED")),
     named("P41", "T1(inf)/L LT2(inf) | C9(2) | C10(1)", " | 9:ENOENT | 10:0 1:ECANCELED 2:ECANCELED", Same),
     named("P42", "T1(inf) T1(inf) T2(inf) | C9(1) | C10(1,all) | C11(any)",
         " | 9:0 1:ECANCELED | 10:1 1:ECANCELED | 11:1 2:ECANCELED", Same),
@@ -81,6 +81,14 @@ pub const NAMED: &[Named] = &[
     // Once stands for any number of ticks. A Cancel that meets one finds nothing in the kernel, so they are rare here.
     named("P48", "T1(40ms,multi) | C2(1)", "1:ETIME+MORE | 2:0 1:ECANCELED", Same),
     named("P49", "nop1/A nop2/A nop3/A", "1:0 2:0 3:0", Absent),
+    // What would start otherwise does not, and is counted when it is cancelled, not when its turn comes.
+    named("a cancelled member behind a hard link", "T1(inf)/H nop2/L nop3 | C9(2) | C10(1)",
+        " | 9:ENOENT | 10:0 1:ECANCELED 2:0 3:0", Other(" | 9:0 | 10:0 1:ECANCELED 2:ECANCELED 3:ECANCELED")),
+    named("a cancelled chain", "T1(inf)/H nop2/H nop3 | C9(any)", " | 9:1 1:ECANCELED 2:0 3:0",
+        Other(" | 9:3 1:ECANCELED 2:ECANCELED 3:ECANCELED")),
+    named("a cancelled follower of the Cancel", "C1(2)/H nop2", "1:ENOENT 2:0", Other("1:0 2:ECANCELED")),
+    named("a cancelled drain", "T1(inf) nop2/D nop3 | C4(2) | C5(1)", " |  | ",
+        Other(" | 4:0 2:ECANCELED 3:0 | 5:0 1:ECANCELED")),
     // A twin: the kernel ends the older entry with the guarded one's user_data.
     named("LinkTimeout and a twin", "T7(inf) | T7(inf)/L LT8(2ms)/L nop9 | C10(any)",
         " | 8:ETIME 7:ECANCELED | 10:1 7:ECANCELED 9:ECANCELED",
@@ -90,4 +98,12 @@ pub const NAMED: &[Named] = &[
         Other("3:0 1:ECANCELED 2:0 4:0")),
     named("failed preparations and a drain", "T1(4ms) nop2/D nop3 BAD4/L nop5 BAD6",
         "4:EINVAL 6:EINVAL 5:ECANCELED 1:ETIME 2:0 3:0", Same),
+    // What fails its preparation with a drain still holds up what follows, in the kernel.
+    named("a bad drain", "T1(inf) BAD2/D nop3 | nop4", "2:EINVAL | ", Other("2:EINVAL 3:0 | 4:0")),
+    named("a bad drain in a chain", "T1(inf) nop2/L BAD3/DL nop4 nop5", "2:ECANCELED 3:EINVAL 4:ECANCELED",
+        Other("2:ECANCELED 3:EINVAL 4:ECANCELED 5:0")),
+    named("a bad chain behind a drain in a chain", "nop1/L nop2/D BAD3 T4(inf) nop5", "1:0 2:0 3:EINVAL 5:0",
+        Other("1:0 2:0 3:EINVAL")),
+    // The drain is over, but the kernel goes on as if it were not until nothing is running.
+    named("after a drain", "nop1 nop2/D T3(inf) | nop4", "1:0 2:0 | ", Other("1:0 2:0 | 4:0")),
 ];
