@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod command;
+mod conformance;
 mod demo;
 mod pins;
 mod setup;
@@ -39,6 +40,15 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Compare moonring and the kernel's io_uring with a model of the rules, on random programs; prints JSON
+    Conformance {
+        /// How many programs each runs
+        #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+        programs: u64,
+        /// Seed of the first program
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -46,6 +56,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::setup().map(|()| ExitCode::SUCCESS),
         Task::Demo { args } => demo::demo(&args),
         Task::Test { args } => test::test(&args),
+        Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
