@@ -7,6 +7,7 @@ mod compare;
 mod kernel;
 mod model;
 mod named;
+mod ours;
 mod program;
 mod random;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use kernel::Mode;
 use model::{Deviation, Fault, Prediction, Rules, predict};
+use moonring::Engine;
 use named::{NAMED, Ours};
 use program::{Outcome, Program};
 use random::Subject;
@@ -109,6 +111,22 @@ fn show(
     }
 }
 
+fn check_moonring(program: &Program, engine: &Engine) -> Result<usize, Box<Mismatch>> {
+    let prediction = predict(program, Rules::moonring());
+    let seen = ours::run(program, engine, &prediction.outcome, QUIET);
+    match compare::difference(program, &prediction, &seen, true) {
+        None => Ok(seen.completions()),
+        Some(why) => Err(Box::new(Mismatch { why, right: prediction.outcome, seen })),
+    }
+}
+
+#[test]
+fn model_agrees_with_moonring() {
+    let engine = Engine::loopback();
+    let tally = compare_many("moonring", |_| Subject::Moonring, |program, _| check_moonring(program, &engine));
+    tally.report("moonring", &Deviation::ALL);
+}
+
 fn check_kernel(program: &Program, mode: Mode) -> Result<usize, Box<Mismatch>> {
     let prediction = predict(program, Rules::kernel(mode.submits_all()));
     let quiet = if prediction.parallel { QUIET_PARALLEL } else { QUIET };
@@ -159,18 +177,35 @@ fn the_model_knows_the_recorded_outcomes() {
     }
 }
 
-#[test]
-fn the_model_knows_where_moonring_deviates() {
-    for named in NAMED {
+/// The named programs that moonring can run, with its outcomes.
+fn named_for_moonring() -> impl Iterator<Item = (&'static str, Program, &'static str)> {
+    NAMED.iter().filter_map(|named| {
         let outcome = match named.ours {
             Ours::Same => named.kernel,
             Ours::Other(outcome) => outcome,
-            Ours::Absent => continue,
+            Ours::Absent => return None,
         };
-        let program: Program = read(named.program);
+        Some((named.name, read(named.program), outcome))
+    })
+}
+
+#[test]
+fn moonring_behaves_as_recorded() {
+    let engine = Engine::loopback();
+    for (name, program, outcome) in named_for_moonring() {
+        let (recorded, _) = recorded(outcome, predict(&program, Rules::moonring()));
+        let seen = ours::run(&program, &engine, &recorded.outcome, QUIET);
+        let difference = compare::difference(&program, &recorded, &seen, false);
+        assert_eq!(difference, None, "{name}: {program}: {seen}");
+    }
+}
+
+#[test]
+fn the_model_knows_where_moonring_deviates() {
+    for (name, program, outcome) in named_for_moonring() {
         let (recorded, predicted) = recorded(outcome, predict(&program, Rules::moonring()));
         let difference = compare::difference(&program, &recorded, &predicted, false);
-        assert_eq!(difference, None, "{}: {program}: {predicted}", named.name);
+        assert_eq!(difference, None, "{name}: {program}: {predicted}");
     }
 }
 
