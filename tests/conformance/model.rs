@@ -100,25 +100,32 @@ impl Fault {
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     deviations: &'static [Deviation],
+    /// A deviation that is missing after all.
+    without: Option<Deviation>,
     fault: Option<Fault>,
 }
 
 impl Rules {
     /// The kernel's, which stops a submit at a bad entry unless the ring was set up with `SUBMIT_ALL`.
     pub fn kernel(submit_all: bool) -> Rules {
-        Rules { deviations: if submit_all { &[Deviation::SubmitAll] } else { &[] }, fault: None }
+        let deviations: &[_] = if submit_all { &[Deviation::SubmitAll] } else { &[] };
+        Rules { deviations, without: None, fault: None }
     }
 
     pub fn moonring() -> Rules {
-        Rules { deviations: &Deviation::ALL, fault: None }
+        Rules { deviations: &Deviation::ALL, without: None, fault: None }
     }
 
     pub fn with(self, fault: Fault) -> Rules {
         Rules { fault: Some(fault), ..self }
     }
 
+    pub fn without(self, deviation: Deviation) -> Rules {
+        Rules { without: Some(deviation), ..self }
+    }
+
     fn deviate(&self, deviation: Deviation) -> bool {
-        self.deviations.contains(&deviation)
+        self.deviations.contains(&deviation) && self.without != Some(deviation)
     }
 
     fn has(&self, fault: Fault) -> bool {
@@ -369,8 +376,14 @@ impl Model {
     }
 
     fn prepare(&mut self, request: &mut Request) -> Result<(), i32> {
+        if !self.rules.deviate(Deviation::DrainWithSkip) {
+            self.drains_refused |= request.skip;
+            if request.has_drain() && self.drains_refused && !self.rules.has(Fault::DrainAfterSkipRuns) {
+                return Err(EOPNOTSUPP);
+            }
+        }
         if !self.rules.deviate(Deviation::BadDrainHoldsNothing) {
-            self.drain_for(request)?;
+            self.drain_for(request);
         }
         match request.entry.op {
             Op::Bad => Err(EINVAL),
@@ -386,12 +399,8 @@ impl Model {
     }
 
     /// What a request and the ones before it mean for drains, as the kernel has it.
-    fn drain_for(&mut self, request: &mut Request) -> Result<(), i32> {
-        self.drains_refused |= request.skip;
+    fn drain_for(&mut self, request: &mut Request) {
         if request.has_drain() {
-            if self.drains_refused && !self.rules.has(Fault::DrainAfterSkipRuns) {
-                return Err(EOPNOTSUPP);
-            }
             self.drain_active = !self.rules.has(Fault::DrainIgnored);
             let head = match &mut self.open {
                 Some(chain) => {
@@ -409,7 +418,6 @@ impl Model {
             request.drain = true;
             request.slow = true;
         }
-        Ok(())
     }
 
     /// The same for a chain as a whole.

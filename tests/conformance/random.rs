@@ -76,6 +76,9 @@ pub fn program(seed: u64, subject: Subject) -> Program {
         let mut step: Vec<Entry> = Vec::new();
         for _ in 0..dice.up_to(8) {
             let entry = entry(&mut dice, menu, subject, step.last(), next);
+            if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(30) {
+                make_twin(&program, &mut step);
+            }
             step.push(entry);
             next += 1;
         }
@@ -94,6 +97,15 @@ pub fn program(seed: u64, subject: Subject) -> Program {
         }
     }
     program
+}
+
+/// Gives the last entry, which a LinkTimeout is to end, the `user_data` of an older Timeout that runs.
+fn make_twin(program: &Program, step: &mut [Entry]) {
+    let Some((last, before)) = step.split_last_mut() else { return };
+    let endless = |entry: &&Entry| matches!(entry.op, Op::Timeout { after: INFINITE, .. });
+    if let Some(twin) = program.entries().chain(&*before).find(endless) {
+        last.user_data = twin.user_data;
+    }
 }
 
 fn entry(dice: &mut Dice, menu: Menu, subject: Subject, before: Option<&Entry>, next: u64) -> Entry {
@@ -117,14 +129,6 @@ fn entry(dice: &mut Dice, menu: Menu, subject: Subject, before: Option<&Entry>, 
 fn op(dice: &mut Dice, menu: Menu, flags: Flags, before: Option<&Entry>, next: u64) -> Op {
     let linked = before.filter(|before| before.is_chained());
     match dice.0.u32(0..100) {
-        0..12 if let Some(before) = linked => match before.op {
-            Op::Timeout { after: INFINITE, .. } if menu.timers_fire && dice.chance(70) => {
-                Op::LinkTimeout(Duration::from_millis(2))
-            }
-            // Which of two timers that fire comes first is the clock's choice.
-            Op::Timeout { after, .. } if after != INFINITE => Op::Nop(0),
-            _ => Op::LinkTimeout(INFINITE),
-        },
         0..5 => Op::Bad,
         5..20 => Op::Nop(-libc::EIO),
         20..26 => Op::Nop(7),
@@ -138,6 +142,14 @@ fn op(dice: &mut Dice, menu: Menu, flags: Flags, before: Option<&Entry>, next: u
                 _ => Op::Cancel(Target::One(target)),
             }
         }
+        56..70 if let Some(before) = linked => match before.op {
+            Op::Timeout { after: INFINITE, .. } if menu.timers_fire && dice.chance(70) => {
+                Op::LinkTimeout(Duration::from_millis(2))
+            }
+            // Which of two timers that fire comes first is the clock's choice.
+            Op::Timeout { after, .. } if after != INFINITE => Op::Nop(0),
+            _ => Op::LinkTimeout(INFINITE),
+        },
         _ => Op::Nop(0),
     }
 }
