@@ -21,7 +21,7 @@ pub fn difference(program: &Program, prediction: &Prediction, seen: &Outcome, co
         }
     }
     let (right, seen) = (spans(program, right), spans(program, seen));
-    chain_disorder(program, &seen).or_else(|| drain_disorder(program, &prediction.unprepared, &right, &seen))
+    chain_disorder(program, &seen).or_else(|| drain_disorder(program, &prediction.never_drained, &right, &seen))
 }
 
 /// The completions, sorted, with the ticks of an endless Timeout as one.
@@ -60,20 +60,19 @@ fn chain_disorder(program: &Program, seen: &HashMap<u64, Span>) -> Option<String
     None
 }
 
-/// A violation of the order across a chain with a drain, where what is right has that order. What fails its preparation
-/// is held up by no drain, and is none.
+/// A violation of the order across a chain with a drain, where what is right has that order.
 fn drain_disorder(
     program: &Program,
-    unprepared: &[u64],
+    never_drained: &[u64],
     right: &HashMap<u64, Span>,
     seen: &HashMap<u64, Span>,
 ) -> Option<String> {
+    let drained = |chain: &&[Entry]| !chain.iter().any(|entry| never_drained.contains(&entry.user_data));
+    let chains: Vec<_> = program.chains().filter(drained).collect();
     let span = |spans: &HashMap<u64, Span>, chain: &[Entry]| {
         let spans: Vec<_> = chain.iter().filter_map(|entry| spans.get(&entry.user_data)).collect();
         Some((spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.1).max()?))
     };
-    let prepared = |chain: &&[Entry]| !chain.iter().any(|entry| unprepared.contains(&entry.user_data));
-    let chains: Vec<_> = program.chains().filter(prepared).collect();
     let in_order = |spans, before, after| Some(span(spans, before)?.1 < span(spans, after)?.0);
     for (at, drain) in chains.iter().enumerate() {
         if !drain.iter().any(|entry| entry.flags.contains(Flags::DRAIN)) {

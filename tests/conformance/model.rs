@@ -100,6 +100,9 @@ impl Fault {
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     deviations: &'static [Deviation],
+    /// A result counts at once, not at the end of its submit. Only a Cancel in the same submit can tell, and neither is
+    /// promised.
+    prompt: bool,
     /// A deviation that is missing after all.
     without: Option<Deviation>,
     fault: Option<Fault>,
@@ -109,11 +112,11 @@ impl Rules {
     /// The kernel's, which stops a submit at a bad entry unless the ring was set up with `SUBMIT_ALL`.
     pub fn kernel(submit_all: bool) -> Rules {
         let deviations: &[_] = if submit_all { &[Deviation::SubmitAll] } else { &[] };
-        Rules { deviations, without: None, fault: None }
+        Rules { deviations, prompt: false, without: None, fault: None }
     }
 
     pub fn moonring() -> Rules {
-        Rules { deviations: &Deviation::ALL, without: None, fault: None }
+        Rules { deviations: &Deviation::ALL, prompt: true, without: None, fault: None }
     }
 
     pub fn with(self, fault: Fault) -> Rules {
@@ -139,8 +142,8 @@ pub struct Prediction {
     pub outcome: Outcome,
     /// The kernel uses worker threads: its completions come later, and in no order.
     pub parallel: bool,
-    /// The `user_data` of what failed its preparation.
-    pub unprepared: Vec<u64>,
+    /// The `user_data` of what no drain put in order: it failed its preparation, or was cancelled before it started.
+    pub never_drained: Vec<u64>,
 }
 
 /// What should come of `program`. Steps behind a submit that stopped early are left out.
@@ -155,7 +158,7 @@ pub fn predict(program: &Program, rules: Rules) -> Prediction {
             break;
         }
     }
-    Prediction { outcome, parallel: model.parallel, unprepared: model.unprepared }
+    Prediction { outcome, parallel: model.parallel, never_drained: model.never_drained }
 }
 
 /// Timers later than this do not fire.
@@ -283,12 +286,14 @@ struct Model {
     /// The chain whose members are being submitted.
     open: Option<Chain>,
     ended: Vec<(Request, Chain)>,
+    /// Followers of the Cancel that runs.
+    own_rest: Chain,
     tasks: VecDeque<Task>,
     armed: Vec<Armed>,
     now: Duration,
     submitted: u64,
     parallel: bool,
-    unprepared: Vec<u64>,
+    never_drained: Vec<u64>,
     posted: Vec<Done>,
 }
 
@@ -305,12 +310,13 @@ impl Model {
             drain_next: false,
             open: None,
             ended: Vec::new(),
+            own_rest: Chain::new(),
             tasks: VecDeque::new(),
             armed: Vec::new(),
             now: Duration::ZERO,
             submitted: 0,
             parallel: false,
-            unprepared: Vec::new(),
+            never_drained: Vec::new(),
             posted: Vec::new(),
         }
     }
@@ -344,7 +350,7 @@ impl Model {
         let prepared = self.prepare(&mut request);
         if let Err(errno) = prepared {
             request.fail(errno);
-            self.unprepared.push(entry.user_data);
+            self.never_drained.push(entry.user_data);
             if let Some(chain) = &mut self.open
                 && !chain[0].failed
                 && !self.rules.has(Fault::BadMemberSparesItsHead)
@@ -470,9 +476,11 @@ impl Model {
                 return;
             }
             self.drain_running |= drain;
-            if let Some(chain) = self.held_chains.pop_front() {
+            if let Some(mut chain) = self.held_chains.pop_front() {
                 self.held -= chain.len();
-                self.tasks.push_back(Task::Start(chain));
+                if let Some(head) = chain.pop_front() {
+                    self.start(head, chain);
+                }
             }
             first = false;
         }
@@ -482,6 +490,7 @@ impl Model {
     }
 
     fn start(&mut self, mut request: Request, rest: Chain) {
+        self.parallel |= request.slow;
         if request.cancelled {
             request.fail(ECANCELED);
             self.end(request, rest);
@@ -505,17 +514,18 @@ impl Model {
                 self.armed.push(Armed { request, rest, due });
             }
             Op::Cancel(target) => {
-                let (id, all) = (request.id, !matches!(target, Target::One(_)));
+                let all = !matches!(target, Target::One(_));
                 // Its own followers can be cancelled too.
-                self.end(request, rest);
+                self.own_rest = rest;
                 let cancelled = self.cancel(target, self.rules.deviate(Deviation::CancelQueued));
+                let rest = std::mem::take(&mut self.own_rest);
                 let not_found = !all || self.rules.has(Fault::EmptyCancelAllNotFound);
-                let request = self.ended_mut(id);
                 match cancelled {
                     0 if not_found => request.fail(ENOENT),
                     count if all => request.res = count,
                     _ => {}
                 }
+                self.end(request, rest);
             }
             Op::TimeoutRemove(target) => {
                 if self.cancel(Target::One(target), false) == 0 {
@@ -559,13 +569,13 @@ impl Model {
         let armed = self.armed.iter_mut().map(|armed| &mut armed.rest);
         let ended = self.ended.iter_mut().map(|(_, rest)| rest);
         let tasks = self.tasks.iter_mut().filter_map(Task::waiting);
-        armed.chain(&mut self.held_chains).chain(ended).chain(tasks).flatten()
+        armed.chain(&mut self.held_chains).chain(ended).chain(tasks).chain([&mut self.own_rest]).flatten()
     }
 
     fn cancel_armed(&mut self, at: usize) {
         let Armed { mut request, rest, .. } = self.armed.remove(at);
         request.fail(ECANCELED);
-        self.tasks.push_back(Task::End(request, rest));
+        self.end_cancelled(request, rest);
     }
 
     /// Cancels the head of a chain that a drain holds. What a hard link lets start stays behind the drain.
@@ -587,20 +597,35 @@ impl Model {
             None => drop(self.held_chains.remove(at)),
         }
         head.fail(ECANCELED);
-        self.tasks.push_back(Task::End(head, rest));
+        self.never_drained.push(head.entry.user_data);
+        self.end_cancelled(head, rest);
     }
 
-    fn ended_mut(&mut self, id: u64) -> &mut Request {
-        let ended = self.ended.iter_mut().find(|(request, _)| request.id == id);
-        &mut ended.expect("it has just ended").0
+    /// The kernel ends it a little later.
+    fn end_cancelled(&mut self, request: Request, rest: Chain) {
+        if self.rules.prompt {
+            self.end(request, rest);
+        } else {
+            self.tasks.push_back(Task::End(request, rest));
+        }
     }
 
-    /// Its result is known. The completion is posted with the next flush.
+    /// Its result is known.
     fn end(&mut self, request: Request, rest: Chain) {
         self.ended.push((request, rest));
+        if self.rules.prompt {
+            self.post_ended();
+        }
     }
 
     fn flush(&mut self) {
+        self.post_ended();
+        if self.drain_active {
+            self.release_held();
+        }
+    }
+
+    fn post_ended(&mut self) {
         let ended = std::mem::take(&mut self.ended);
         for (request, _) in &ended {
             if !request.skip {
@@ -610,9 +635,6 @@ impl Model {
         for (request, rest) in ended {
             self.live -= 1;
             self.follow(request, rest);
-        }
-        if self.drain_active {
-            self.release_held();
         }
     }
 
@@ -665,11 +687,9 @@ impl Model {
     }
 
     fn run_tasks(&mut self) {
-        while !self.tasks.is_empty() {
-            for _ in 0..self.tasks.len() {
-                if let Some(task) = self.tasks.pop_front() {
-                    self.run(task);
-                }
+        while !self.tasks.is_empty() || !self.ended.is_empty() {
+            while let Some(task) = self.tasks.pop_front() {
+                self.run(task);
             }
             self.flush();
         }
@@ -679,7 +699,6 @@ impl Model {
         match task {
             Task::Start(mut chain) => {
                 if let Some(head) = chain.pop_front() {
-                    self.parallel |= head.slow;
                     self.start(head, chain);
                 }
             }
@@ -733,8 +752,8 @@ impl Model {
         let mut guard = guarded.rest.pop_front().expect("it is guarded");
         guard.res = ETIME;
         let first = self.armed.iter().position(|armed| armed.request.entry.user_data == user_data);
-        self.cancel_armed(if self.rules.deviate(Deviation::LinkTimeoutKey) { at } else { first.unwrap_or(at) });
         self.end(guard, Chain::new());
+        self.cancel_armed(if self.rules.deviate(Deviation::LinkTimeoutKey) { at } else { first.unwrap_or(at) });
     }
 
     /// Runs until only timers beyond the horizon are left.

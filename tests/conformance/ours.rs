@@ -20,7 +20,7 @@ pub fn run(program: &Program, engine: &Engine, expected: &Outcome, quiet: Durati
             let lowered = lower(entry);
             ring.submission().push(lowered).unwrap_or_else(|refused| panic!("{entry} of {program}: {refused}"));
         }
-        let taken = ring.submit();
+        let taken = ring.submit().unwrap_or_else(|error| panic!("{program}: {error}"));
         outcome.steps.push(Step { taken, done: reap(&mut ring, expected.done.len(), quiet) });
     }
     outcome

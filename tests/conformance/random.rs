@@ -76,7 +76,7 @@ pub fn program(seed: u64, subject: Subject) -> Program {
         let mut step: Vec<Entry> = Vec::new();
         for _ in 0..dice.up_to(8) {
             let entry = entry(&mut dice, menu, subject, step.last(), next);
-            if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(30) {
+            if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(40) {
                 make_twin(&program, &mut step);
             }
             step.push(entry);
@@ -128,6 +128,12 @@ fn entry(dice: &mut Dice, menu: Menu, subject: Subject, before: Option<&Entry>, 
 
 fn op(dice: &mut Dice, menu: Menu, flags: Flags, before: Option<&Entry>, next: u64) -> Op {
     let linked = before.filter(|before| before.is_chained());
+    if menu.timers_fire
+        && dice.chance(40)
+        && matches!(linked, Some(Entry { op: Op::Timeout { after: INFINITE, .. }, .. }))
+    {
+        return Op::LinkTimeout(Duration::from_millis(2));
+    }
     match dice.0.u32(0..100) {
         0..5 => Op::Bad,
         5..20 => Op::Nop(-libc::EIO),
@@ -143,9 +149,6 @@ fn op(dice: &mut Dice, menu: Menu, flags: Flags, before: Option<&Entry>, next: u
             }
         }
         56..70 if let Some(before) = linked => match before.op {
-            Op::Timeout { after: INFINITE, .. } if menu.timers_fire && dice.chance(70) => {
-                Op::LinkTimeout(Duration::from_millis(2))
-            }
             // Which of two timers that fire comes first is the clock's choice.
             Op::Timeout { after, .. } if after != INFINITE => Op::Nop(0),
             _ => Op::LinkTimeout(INFINITE),
