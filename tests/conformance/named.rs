@@ -99,6 +99,7 @@ pub const NAMED: &[Named] = &[
     named("failed preparations and a drain", "T1(4ms) nop2/D nop3 BAD4/L nop5 BAD6",
         "4:EINVAL 6:EINVAL 5:ECANCELED 1:ETIME 2:0 3:0", Same),
     // What fails its preparation with a drain still holds up what follows, in the kernel.
+    named("bad entries with skips", "LT1(inf)/S BAD2/S nop3/L BAD4/S", "1:EINVAL 2:EINVAL 3:ECANCELED 4:EINVAL", Same),
     named("a bad drain", "T1(inf) BAD2/D nop3 | nop4", "2:EINVAL | ", Other("2:EINVAL 3:0 | 4:0")),
     named("a bad drain in a chain", "T1(inf) nop2/L BAD3/DL nop4 nop5", "2:ECANCELED 3:EINVAL 4:ECANCELED",
         Other("2:ECANCELED 3:EINVAL 4:ECANCELED 5:0")),
