@@ -1,5 +1,7 @@
 //! Entries: what a caller asks for, before a push lowers it.
 
+use std::time::Duration;
+
 use bitflags::bitflags;
 
 use crate::engine::Remote;
@@ -38,6 +40,8 @@ pub struct Entry {
     pub(crate) len: u32,
     pub(crate) user_data: u64,
     pub(crate) payload: Payload,
+    /// Longest times at the gate and with the transport, in microseconds; 0 for no limit.
+    pub(crate) limits: [u32; 2],
     pub(crate) fence: Option<Fence>,
     /// The second and further ones.
     pub(crate) more_fences: Vec<Fence>,
@@ -77,7 +81,17 @@ impl Entry {
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
         let payload = Payload::Values { local, remote };
-        Entry { op, flags: EntryFlags::empty(), op_flags, len, user_data: 0, payload, fence: None, more_fences: vec![] }
+        Entry {
+            op,
+            flags: EntryFlags::empty(),
+            op_flags,
+            len,
+            user_data: 0,
+            payload,
+            limits: [0; 2],
+            fence: None,
+            more_fences: vec![],
+        }
     }
 
     #[inline]
@@ -99,6 +113,25 @@ impl Entry {
         self
     }
 
+    /// The longest time from the moment its turn has come until it is issued. Past it the entry completes with `-ETIME` at the
+    /// gate and is never issued. Takes one of the ring's side blocks.
+    ///
+    /// Limits are rounded up to whole microseconds, at least one; more than 71 minutes are no limit.
+    #[inline]
+    pub fn gate_limit(mut self, limit: Duration) -> Entry {
+        self.limits[0] = micros(limit);
+        self
+    }
+
+    /// The longest time from issue to landing. Past it the entry completes with `-ETIME` at the transfer stage and `MORE`, and
+    /// once more with `NOTIF` when the transport has let go of the local range. An entry that had ended before its limit is
+    /// not called late. Takes one of the ring's side blocks, the same as [`gate_limit`](Self::gate_limit).
+    #[inline]
+    pub fn transfer_limit(mut self, limit: Duration) -> Entry {
+        self.limits[1] = micros(limit);
+        self
+    }
+
     /// Waits for `fence` too: the entry is not issued before every fence on it has signalled. Up to
     /// [`MAX_FENCES`](Self::MAX_FENCES); the first costs nothing, more take one of the ring's side blocks.
     #[inline]
@@ -110,4 +143,8 @@ impl Entry {
         }
         self
     }
+}
+
+fn micros(limit: Duration) -> u32 {
+    limit.as_nanos().div_ceil(1000).max(1).try_into().unwrap_or(0)
 }

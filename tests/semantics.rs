@@ -336,6 +336,71 @@ fn cancelling_by_segment_and_by_region() {
     assert_eq!(outcome(&mut setup.ring), [(3, 0)]);
 }
 
+/// The first clock: past it the entry is never issued.
+#[test]
+fn a_gate_limit_ends_what_waits_too_long() {
+    let sim = Sim::new(3);
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(16, sim);
+    let (signaller, fence) = fence::host();
+    let limit = Duration::from_millis(5);
+    setup.push(setup.read(0, 8).wait(&fence).gate_limit(limit).user_data(1));
+    setup.push(Wait::new().build().wait(&fence).gate_limit(HOUR).user_data(2));
+    let start = Instant::now();
+    setup.ring.submit().unwrap();
+    let late = reap_exactly(&mut setup.ring, 1)[0];
+    assert!(start.elapsed() >= limit);
+    let error = late.result().unwrap_err();
+    assert_eq!((late.user_data(), error.errno, error.stage, late.flags()), (1, ETIME, Stage::Gate, CqeFlags::empty()));
+    signaller.signal();
+    assert_eq!(outcome(&mut setup.ring), [(2, 0)]);
+    assert_eq!(probe.issued(), 0);
+    // What passes the gate in time has a limit no more.
+    setup.push(setup.read(0, 8).gate_limit(limit).user_data(3));
+    assert_eq!(setup.reap(1)[0].result(), Ok(8));
+    // Side blocks come back.
+    for n in 0..100 {
+        setup.push(Nop::new().build().gate_limit(limit).user_data(n));
+        setup.reap(1);
+    }
+}
+
+/// The second clock starts at issue: past it MORE, then NOTIF, and the region stays in use until then.
+#[test]
+fn a_transfer_limit_tells_and_keeps_the_buffer() {
+    let sim = Sim::new(4).delay(Duration::from_millis(40)..Duration::from_millis(41));
+    let mut setup = Setup::simulated(16, sim);
+    let (signaller, fence) = fence::host();
+    // Longer at the gate than the transfer may take.
+    setup.push(setup.read(0, 8).wait(&fence).transfer_limit(Duration::from_millis(10)).user_data(1));
+    setup.push(setup.read(8, 8).transfer_limit(HOUR).user_data(2));
+    setup.ring.submit().unwrap();
+    assert_eq!(reap_exactly(&mut setup.ring, 1)[0].user_data(), 2);
+    signaller.signal();
+    let late = reap_exactly(&mut setup.ring, 1)[0];
+    let error = late.result().unwrap_err();
+    assert_eq!((error.errno, error.stage, late.flags()), (ETIME, Stage::Transfer, CqeFlags::MORE));
+    assert!(setup.ours.unregister().is_err());
+    let last = reap_exactly(&mut setup.ring, 1)[0];
+    assert_eq!((last.user_data(), last.res(), last.flags()), (1, 0, CqeFlags::NOTIF));
+    setup.ours.unregister().unwrap();
+}
+
+/// An entry that had ended before its limit is never called late, even if the poller looks later than both.
+#[test]
+fn what_ended_in_time_is_not_called_late() {
+    let sim = Sim::new(5).delay(Duration::from_micros(100)..Duration::from_micros(101));
+    let mut setup = Setup::simulated(64, sim);
+    for round in 0..300 {
+        for n in 0..8 {
+            setup.push(setup.read(n * 8, 8).transfer_limit(Duration::from_micros(101)));
+        }
+        for cqe in setup.reap(8) {
+            assert_eq!(cqe.result(), Ok(8), "round {round}");
+        }
+    }
+}
+
 /// A chain is accepted whole or not at all.
 #[test]
 fn a_chain_that_does_not_fit_is_given_back_whole() {

@@ -162,13 +162,22 @@ impl Core {
     /// Lets a bounded number of slots know that their time has come.
     pub(super) fn expire(&mut self) -> bool {
         let mut any = false;
+        let mut settled = false;
         for _ in 0..BUDGET {
             let Some((due, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
+            if self.slots[slot].state == State::Issued && !settled {
+                // It may have ended: once in a turn every driver says what it knows.
+                self.settle_drivers();
+                settled = true;
+                continue;
+            }
             self.timers.remove(slot);
             match self.slots[slot].state {
                 State::Timing => self.time_out(slot, due),
                 State::Guarding => self.guard_fires(slot),
+                State::Gated | State::Ready => self.cut_short(slot, errno::ETIME, Stage::Gate),
+                State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
                 state => unreachable!("a slot in state {state:?} has no timer"),
             }
         }

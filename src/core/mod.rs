@@ -317,6 +317,12 @@ impl Core {
             let ring = self.slots[slot].ring;
             let (shared, first) = self.ring(ring).side_edges(side);
             // SAFETY: the block came with the entry, and is emptied only when the entry leaves the gate.
+            let [gate_limit, transfer_limit] = unsafe { shared.sides.limits(side) };
+            self.slots.member(slot).transfer_limit = transfer_limit;
+            if gate_limit > 0 {
+                self.timers.set(slot, self.now.saturating_add(gate_limit));
+            }
+            // SAFETY: as above.
             for (at, fence) in unsafe { shared.sides.fences(side) }.enumerate() {
                 pending += look(self.gate.wait(slot, EdgeId::of_side(first + at), &fence, self.now));
             }

@@ -130,6 +130,10 @@ impl Core {
             let slot = peer.ready.pop_front(&mut self.slots).expect("a driver takes no more than it was offered");
             self.slots[slot].state = State::Issued;
             self.slots[slot].issued = self.now;
+            match self.slots.member(slot).transfer_limit {
+                0 => self.timers.remove(slot),
+                limit => self.timers.set(slot, self.now.saturating_add(limit)),
+            }
         }
         peer.in_flight += taken as u32;
         self.ops.clear();
@@ -159,6 +163,14 @@ impl Core {
         any |= !self.events.is_empty();
         self.land_all();
         (any, hint)
+    }
+
+    /// Asks every driver for every end that there is, because an entry is about to be called late.
+    pub(super) fn settle_drivers(&mut self) {
+        for DriverState { driver, .. } in &mut self.drivers {
+            driver.settle(self.now, &mut self.events);
+        }
+        self.land_all();
     }
 
     /// Between the transport's word and any notice of it: the place for a device's flush, once per turn.

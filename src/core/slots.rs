@@ -67,6 +67,8 @@ pub(crate) struct Member {
     pub(crate) next: u32,
     /// A LinkTimeout's entry.
     pub(crate) guarded: u32,
+    /// The longest time with the transport; 0 for no limit.
+    pub(crate) transfer_limit: Nanos,
     /// Neighbours among the parked ones with the same `user_data`.
     pub(super) same_next: u32,
     pub(super) same_prev: u32,
@@ -90,6 +92,7 @@ pub(crate) struct Member {
 const ALONE: Member = Member {
     next: NONE,
     guarded: NONE,
+    transfer_limit: 0,
     same_next: NONE,
     same_prev: NONE,
     indexed: false,

@@ -347,6 +347,19 @@ impl Driver for MooncakeDriver {
         Hint::Sleep { until: None }
     }
 
+    fn settle(&mut self, now: Nanos, out: &mut Vec<Event>) {
+        let shared = Arc::clone(&self.shared);
+        let Some(live) = shared.live() else { return };
+        let mut again = BinaryHeap::with_capacity(self.due.len());
+        for Reverse((due, place)) in std::mem::take(&mut self.due) {
+            if let Some(pause) = self.look(&live, place, now, out) {
+                // Whoever looks more often than is due does not move what is due.
+                again.push(Reverse((due.max(now).min(now + pause), place)));
+            }
+        }
+        self.due = again;
+    }
+
     fn in_flight(&self) -> usize {
         self.due.len()
     }

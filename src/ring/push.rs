@@ -35,8 +35,8 @@ pub enum Refusal {
     /// Every side block is in use: an entry with two or more fences holds one from push until it leaves the gate, and a
     /// ring has an eighth as many as its capacity, at least one.
     #[error(
-        "all {count} side blocks are in use by entries with several fences; push again when some have passed the gate, or give \
-         the entry one fence"
+        "all {count} side blocks are in use by entries with several fences or with limits; push again when some have passed \
+         the gate, or give the entry one fence and no limit"
     )]
     NoSideBlock {
         /// How many there are.
@@ -50,16 +50,16 @@ pub enum Refusal {
     TooLong(u64),
     /// The local range belongs to another engine.
     #[error("the local range is registered with another engine than the ring's; register it with {0:?}")]
-    ForeignSlice(String),
+    ForeignSlice(Box<str>),
     /// The remote range belongs to another engine.
     #[error("the segment {0:?} was opened by another engine than the ring's; open it with the ring's")]
-    ForeignSegment(String),
+    ForeignSegment(Box<str>),
     /// The local range's region is unregistered.
     #[error("the local range {0} is not registered any more")]
     Unregistered(crate::RawMemory),
     /// The segment was reopened since.
     #[error("the segment handle {0:?} is stale: the segment was reopened; use the new handle")]
-    StaleSegment(String),
+    StaleSegment(Box<str>),
     /// The remote range passes the end of the address space.
     #[error("the remote range {address:#x}+{len:#x} passes the end of the address space")]
     RemoteRange {
@@ -217,7 +217,7 @@ impl Pusher {
                 sqe.target = transfer.remote.segment.inner.target;
             }
         }
-        if !entry.more_fences.is_empty() {
+        if !entry.more_fences.is_empty() || entry.limits != [0; 2] {
             sqe.side = self.take_side(entry)?;
         }
         if let Payload::Transfer(transfer) = &entry.payload
@@ -238,14 +238,14 @@ impl Pusher {
         let Transfer { local, remote } = transfer;
         let engine = &self.shared.engine;
         if local.region.engine != engine.id() {
-            return Err(Refusal::ForeignSlice(engine.name().to_owned()));
+            return Err(Refusal::ForeignSlice(engine.name().into()));
         }
         let segment = &remote.segment;
         if segment.inner.engine != engine.id() {
-            return Err(Refusal::ForeignSegment(segment.name().to_owned()));
+            return Err(Refusal::ForeignSegment(segment.name().into()));
         }
         if segment.is_stale() {
-            return Err(Refusal::StaleSegment(segment.name().to_owned()));
+            return Err(Refusal::StaleSegment(segment.name().into()));
         }
         if local.len > i32::MAX as u64 {
             return Err(Refusal::TooLong(local.len));
@@ -257,13 +257,13 @@ impl Pusher {
     }
 
     fn take_side(&self, entry: &Entry) -> Result<u32, Refusal> {
-        let fences = 1 + entry.more_fences.len();
+        let fences = usize::from(entry.fence.is_some()) + entry.more_fences.len();
         if fences > Entry::MAX_FENCES {
             return Err(Refusal::TooManyFences(fences));
         }
         let all = entry.fence.iter().chain(&entry.more_fences).map(|fence| &fence.0);
         let sides = &self.shared.sides;
-        sides.fill(all).ok_or(Refusal::NoSideBlock { count: sides.count() as u32 })
+        sides.fill(entry.limits, all).ok_or(Refusal::NoSideBlock { count: sides.count() as u32 })
     }
 
     fn give_side_back(&self, side: u32) {

@@ -148,15 +148,17 @@ unsafe impl Sync for Sides {}
 // SAFETY: the pointers in the blocks are owned counts of `FenceInner`, which is Send and Sync.
 unsafe impl Send for Sides {}
 
-/// What an entry carries that does not fit into its cache line: several fences, each an owned `Arc` as a raw pointer.
+/// What an entry carries that does not fit into its cache line: limits, and several fences, each an owned `Arc` as a raw
+/// pointer.
 struct Side {
+    limits: [u32; 2],
     fences: [*const FenceInner; MAX_FENCES],
     count: usize,
 }
 
 impl Sides {
     fn new(count: u32) -> Sides {
-        let empty = || UnsafeCell::new(Side { fences: [ptr::null(); MAX_FENCES], count: 0 });
+        let empty = || UnsafeCell::new(Side { limits: [0; 2], fences: [ptr::null(); MAX_FENCES], count: 0 });
         let free = ArrayQueue::new(count as usize);
         for index in 0..count {
             free.push(index).expect("the queue has a place for each block");
@@ -168,17 +170,26 @@ impl Sides {
         self.blocks.len()
     }
 
-    /// Takes a block for these fences, at most [`MAX_FENCES`]; `None` if all are in use.
-    pub(crate) fn fill<'a>(&self, fences: impl Iterator<Item = &'a Arc<FenceInner>>) -> Option<u32> {
+    /// Takes a block for these, at most [`MAX_FENCES`] fences; `None` if all blocks are in use.
+    pub(crate) fn fill<'a>(&self, limits: [u32; 2], fences: impl Iterator<Item = &'a Arc<FenceInner>>) -> Option<u32> {
         let index = self.free.pop()?;
         // SAFETY: the index just came out of `free`, so the block is ours.
         let side = unsafe { &mut *self.blocks[index as usize].get() };
-        side.count = 0;
+        (side.limits, side.count) = (limits, 0);
         for (place, fence) in side.fences.iter_mut().zip(fences) {
             *place = Arc::into_raw(Arc::clone(fence));
             side.count += 1;
         }
         Some(index)
+    }
+
+    /// The limits in a block, in nanoseconds; 0 for none.
+    ///
+    /// # Safety
+    /// The caller holds the block `index`.
+    pub(crate) unsafe fn limits(&self, index: u32) -> [u64; 2] {
+        // SAFETY: the caller holds the block.
+        unsafe { &*self.blocks[index as usize].get() }.limits.map(|micros| u64::from(micros) * 1000)
     }
 
     /// Shows the fences of a block.

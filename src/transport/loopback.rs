@@ -112,6 +112,8 @@ impl Driver for LoopbackDriver {
         Hint::Sleep { until: None }
     }
 
+    fn settle(&mut self, _now: Nanos, _out: &mut Vec<Event>) {}
+
     fn in_flight(&self) -> usize {
         0
     }

@@ -240,6 +240,10 @@ impl Driver for SimDriver {
         Hint::Sleep { until: self.running.iter().map(|running| running.due).min() }
     }
 
+    fn settle(&mut self, now: Nanos, out: &mut Vec<Event>) {
+        self.poll(now, u32::MAX, out);
+    }
+
     fn in_flight(&self) -> usize {
         self.running.len()
     }
