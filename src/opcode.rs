@@ -228,6 +228,39 @@ impl TimeoutUpdate {
     }
 }
 
+/// Which entries of a ring are meant.
+#[derive(Clone, Copy, Debug)]
+pub struct Select {
+    pub(crate) op_flags: u16,
+    pub(crate) key: u64,
+}
+
+impl Select {
+    /// What has this `user_data`.
+    #[inline]
+    pub fn user_data(user_data: u64) -> Select {
+        Select { op_flags: 0, key: user_data }
+    }
+
+    /// What goes to or comes from a segment.
+    #[inline]
+    pub fn segment(segment: &Segment) -> Select {
+        Select { op_flags: op_flags::SEGMENT, key: u64::from(segment.inner.target) }
+    }
+
+    /// What uses a region.
+    #[inline]
+    pub fn region(region: &Registered) -> Select {
+        Select { op_flags: op_flags::REGION, key: region.address() }
+    }
+
+    /// Everything.
+    #[inline]
+    pub fn any() -> Select {
+        Select { op_flags: op_flags::ANY, key: 0 }
+    }
+}
+
 /// Cancels entries of the same ring: what waits at the gate, for its turn in a chain, behind a drain, for its peer, and
 /// Timeouts. Those complete with `-ECANCELED`, a member of a chain when its turn comes.
 ///
@@ -241,32 +274,28 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    fn new(local: u64, op_flags: u16) -> Cancel {
-        Cancel { args: Args { local, op_flags, ..Args::default() } }
+    /// The oldest entry that is selected.
+    #[inline]
+    pub fn new(select: Select) -> Cancel {
+        let Select { op_flags, key } = select;
+        Cancel { args: Args { local: key, op_flags, ..Args::default() } }
     }
 
-    /// What has this `user_data`.
+    /// The oldest entry with this `user_data`.
     #[inline]
     pub fn user_data(user_data: u64) -> Cancel {
-        Cancel::new(user_data, 0)
+        Cancel::new(Select::user_data(user_data))
     }
 
-    /// What goes to or comes from a segment.
-    #[inline]
-    pub fn segment(segment: &Segment) -> Cancel {
-        Cancel::new(u64::from(segment.inner.target), op_flags::SEGMENT)
-    }
-
-    /// What uses a region.
-    #[inline]
-    pub fn region(region: &Registered) -> Cancel {
-        Cancel::new(region.address(), op_flags::REGION)
-    }
-
-    /// Everything.
+    /// Everything in the ring.
     #[inline]
     pub fn any() -> Cancel {
-        Cancel::new(0, op_flags::ANY | op_flags::ALL)
+        Cancel::new(Select::any()).all()
+    }
+
+    /// What it says, for a call without an entry.
+    pub(crate) fn parts(self) -> (u16, u64) {
+        (self.args.op_flags, self.args.local)
     }
 
     /// Every match, not only the oldest.

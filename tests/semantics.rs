@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use common::{LIMIT, Setup, reap_exactly};
 use moonring::code::errno::{EALREADY, ECANCELED, EINVAL, EIO, ENOENT, ETIME};
-use moonring::opcode::{Cancel, LinkTimeout, Nop, Timeout, TimeoutRemove, TimeoutUpdate, Wait};
+use moonring::opcode::{Cancel, LinkTimeout, Nop, Select, Timeout, TimeoutRemove, TimeoutUpdate, Wait};
 use moonring::sim::Sim;
-use moonring::{CqeFlags, Engine, Entry, EntryFlags, OpenChain, Refusal, Ring, Stage, WaitError, fence};
+use moonring::{ControlError, CqeFlags, Engine, Entry, EntryFlags, OpenChain, Refusal, Ring, Stage, WaitError, fence};
 
 const L: EntryFlags = EntryFlags::IO_LINK;
 const H: EntryFlags = EntryFlags::IO_HARDLINK;
@@ -326,14 +326,65 @@ fn cancelling_by_segment_and_by_region() {
         setup.push(setup.read(0, 8).wait(&fence).user_data(n));
     }
     setup.push(Wait::new().build().wait(&fence).user_data(3));
-    setup.push(Cancel::region(&setup.theirs).all().build().user_data(10));
-    setup.push(Cancel::region(&setup.ours).build().user_data(11));
-    setup.push(Cancel::segment(&setup.peer).all().build().user_data(12));
+    setup.push(Cancel::new(Select::region(&setup.theirs)).all().build().user_data(10));
+    setup.push(Cancel::new(Select::region(&setup.ours)).build().user_data(11));
+    setup.push(Cancel::new(Select::segment(&setup.peer)).all().build().user_data(12));
     setup.ring.submit().unwrap();
     let got = outcome(&mut setup.ring);
     assert_eq!(sorted(got), [(0, -ECANCELED), (1, -ECANCELED), (2, -ECANCELED), (10, 0), (11, 0), (12, 2)]);
     signaller.signal();
     assert_eq!(outcome(&mut setup.ring), [(3, 0)]);
+}
+
+/// From another thread, on a full ring, with nothing but the count back.
+#[test]
+fn cancelling_by_a_call_works_on_a_full_ring() {
+    let mut setup = Setup::loopback(4);
+    let (signaller, fence) = fence::host();
+    for n in 0..4 {
+        setup.push(setup.read(0, 8).wait(&fence).user_data(n / 2));
+    }
+    setup.ring.submit().unwrap();
+    assert!(matches!(setup.refused(nop(9)), Refusal::Full { .. }));
+    let controller = setup.ring.controller();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(controller.cancel(Cancel::user_data(0)), Ok(1));
+            assert_eq!(controller.cancel(Cancel::user_data(7)), Ok(0));
+            assert_eq!(controller.cancel(Cancel::user_data(1).all()), Ok(2));
+        });
+    });
+    assert_eq!(outcome(&mut setup.ring), [(0, -ECANCELED), (1, -ECANCELED), (1, -ECANCELED)]);
+    signaller.signal();
+    assert_eq!(outcome(&mut setup.ring), [(0, 8)]);
+    drop(setup.ring);
+    assert_eq!(controller.cancel(Cancel::any()), Err(ControlError::Gone));
+}
+
+/// Quiescing waits for what was submitted before, until the transport has let go of it, and for nothing else.
+#[test]
+fn quiescing_waits_for_quiet() {
+    let sim = Sim::new(6).unquiet(1000).delay(Duration::from_millis(20)..Duration::from_millis(21));
+    let mut setup = Setup::simulated(8, sim);
+    let (_signaller, fence) = fence::host();
+    setup.push(Wait::new().build().wait(&fence).user_data(5));
+    setup.push(setup.read(0, 8).user_data(1));
+    setup.ring.submit().unwrap();
+    let controller = setup.ring.controller();
+    let start = Instant::now();
+    assert_eq!(controller.quiesce(Select::user_data(7), LIMIT), Ok(()));
+    assert_eq!(
+        controller.quiesce(Select::region(&setup.ours), Duration::from_millis(1)),
+        Err(ControlError::Limit(Duration::from_millis(1)))
+    );
+    assert_eq!(controller.quiesce(Select::segment(&setup.peer), LIMIT), Ok(()));
+    // Twice the delay: until the NOTIF.
+    assert!(start.elapsed() >= Duration::from_millis(40));
+    setup.ours.unregister().unwrap();
+    let limit = Duration::from_millis(20);
+    assert_eq!(controller.quiesce(Select::any(), limit), Err(ControlError::Limit(limit)));
+    let flags: Vec<_> = reap_exactly(&mut setup.ring, 2).iter().map(|cqe| cqe.flags()).collect();
+    assert_eq!(flags, [CqeFlags::MORE, CqeFlags::NOTIF]);
 }
 
 /// The first clock: past it the entry is never issued.

@@ -1,11 +1,25 @@
 //! Cancelling and timeouts: ending entries before their time.
 
+use std::sync::Arc;
+
 use super::index::Index;
 use super::slots::{Slot, State};
 use super::{BUDGET, Core};
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
+use crate::opcode::Select;
+use crate::ring::control::Reply;
 use crate::sqe::{Opcode, Sqe, op_flags};
+use crate::transport::Nanos;
+
+/// A caller that waits for quiet.
+#[derive(Debug)]
+pub(super) struct Quiescing {
+    pub(super) select: Select,
+    /// What was taken later does not count.
+    pub(super) since: Nanos,
+    pub(super) reply: Arc<Reply<()>>,
+}
 
 /// What cancelling did to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +32,22 @@ enum Outcome {
 impl Core {
     /// A Cancel or TimeoutRemove does its work, and has its result.
     pub(super) fn cancel(&mut self, by: u32) {
-        let Sqe { op_flags, user_data: _, local, .. } = self.slots[by].sqe;
-        let ring = self.slots[by].ring;
+        let Sqe { op_flags, local, .. } = self.slots[by].sqe;
+        let (cancelled, too_late) = self.cancel_matching(self.slots[by].ring, Some(by), op_flags, local);
+        let res = match cancelled {
+            _ if op_flags & op_flags::ALL != 0 => cancelled as i32,
+            0 if too_late => -errno::EALREADY,
+            0 => -errno::ENOENT,
+            _ => 0,
+        };
+        self.conclude(by, res, if res < 0 { Stage::Cancel } else { Stage::Done }, 0);
+    }
+
+    /// Cancels what is meant, except `by` itself: how many, and whether the transport had one that was to be cancelled.
+    pub(super) fn cancel_matching(&mut self, ring: u32, by: Option<u32>, op_flags: u16, key: u64) -> (usize, bool) {
         let all = op_flags & op_flags::ALL != 0;
-        let mut cancelled = 0;
-        let mut too_late = false;
-        for slot in self.matches(ring, by, op_flags, local, all) {
+        let (mut cancelled, mut too_late) = (0, false);
+        for slot in self.matches(ring, by, op_flags, key, all) {
             match self.cancel_one(slot, op_flags & op_flags::DETACH != 0) {
                 Some(Outcome::Cancelled) => cancelled += 1,
                 Some(Outcome::TooLate) => too_late = true,
@@ -33,26 +57,35 @@ impl Core {
                 break;
             }
         }
-        let res = match () {
-            () if all => cancelled,
-            () if cancelled > 0 => 0,
-            () if too_late => -errno::EALREADY,
-            () => -errno::ENOENT,
-        };
-        self.conclude(by, res, if res < 0 { Stage::Cancel } else { Stage::Done }, 0);
+        (cancelled, too_late)
+    }
+
+    /// Answers the callers for whom nothing is left to wait for.
+    pub(super) fn answer_quiet(&mut self, ring: u32) {
+        let Some(state) = self.ring_mut(ring) else { return };
+        if state.quiescing.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut state.quiescing);
+        waiting.retain(|Quiescing { select, since, reply }| {
+            let busy = self.scan(ring, |entry| {
+                let touches = entry.state != State::Waiting || !entry.quiet;
+                touches && entry.taken <= *since && is_selected(entry, *select)
+            });
+            if busy.is_empty() {
+                reply.give(());
+            }
+            !busy.is_empty()
+        });
+        self.ring(ring).quiescing = waiting;
     }
 
     /// The slots that a Cancel means, oldest first; no more than one parked one unless `all` are asked for.
-    fn matches(&mut self, ring: u32, by: u32, op_flags: u16, key: u64, all: bool) -> Vec<u32> {
+    fn matches(&mut self, ring: u32, by: Option<u32>, op_flags: u16, key: u64, all: bool) -> Vec<u32> {
+        let select = Select { op_flags, key };
         if op_flags & (op_flags::ANY | op_flags::SEGMENT | op_flags::REGION) != 0 {
-            let mut found = self.scan(ring, |entry| match () {
-                () if op_flags & op_flags::SEGMENT != 0 => {
-                    entry.sqe.is_transfer() && u64::from(entry.sqe.target) == key
-                }
-                () if op_flags & op_flags::REGION != 0 => entry.sqe.is_transfer() && entry.sqe.region_address() == key,
-                () => true,
-            });
-            found.retain(|&slot| slot != by);
+            let mut found = self.scan(ring, |entry| is_selected(entry, select));
+            found.retain(|&slot| Some(slot) != by);
             return found;
         }
         let timeouts = op_flags & op_flags::TIMEOUTS != 0;
@@ -61,7 +94,7 @@ impl Core {
         while let Some(slot) = next {
             next = Index::after(&mut self.slots, slot);
             let meant = !timeouts || self.slots[slot].state == State::Timing;
-            if slot != by
+            if Some(slot) != by
                 && meant
                 && self.slots[slot].sqe.op != Opcode::LinkTimeout
                 && !self.slots.member(slot).cancelled
@@ -74,8 +107,8 @@ impl Core {
         }
         if !timeouts {
             // With the transport, or on the way to it, without having waited: not in the index.
-            let others = self.scan(ring, |entry| entry.sqe.user_data == key);
-            found.extend(others.into_iter().filter(|&slot| slot != by && !self.slots.member(slot).indexed));
+            let others = self.scan(ring, |entry| is_selected(entry, select));
+            found.extend(others.into_iter().filter(|&slot| Some(slot) != by && !self.slots.member(slot).indexed));
         }
         found
     }
@@ -149,7 +182,7 @@ impl Core {
     pub(super) fn update_timeout(&mut self, by: u32) {
         let Sqe { local: key, remote: span, .. } = self.slots[by].sqe;
         let ring = self.slots[by].ring;
-        let found = self.matches(ring, by, op_flags::TIMEOUTS, key, false);
+        let found = self.matches(ring, Some(by), op_flags::TIMEOUTS, key, false);
         if let Some(&slot) = found.first() {
             self.slots[slot].sqe.local = span;
             self.timers.set(slot, self.now.saturating_add(span));
@@ -206,5 +239,15 @@ impl Core {
         debug_assert_eq!(taken, Some(guard));
         self.conclude(guard, -errno::ETIME, Stage::Done, 0);
         self.cut_short(slot, errno::ECANCELED, Stage::Cancel);
+    }
+}
+
+fn is_selected(entry: &Slot, select: Select) -> bool {
+    let Slot { sqe, .. } = entry;
+    match select.op_flags {
+        flags if flags & op_flags::SEGMENT != 0 => sqe.is_transfer() && u64::from(sqe.target) == select.key,
+        flags if flags & op_flags::REGION != 0 => sqe.is_transfer() && sqe.region_address() == select.key,
+        flags if flags & op_flags::ANY != 0 => true,
+        _ => sqe.user_data == select.key,
     }
 }

@@ -25,11 +25,14 @@ use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
 use crate::entry::EntryFlags;
 use crate::fence::{FenceStatus, Inbox};
+use crate::opcode::Select;
+use crate::ring::control::Reply;
 use crate::ring::shared::{MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::{self, SegQueue};
 use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
+use cancel::Quiescing;
 use chain::Step;
 use gate::{EdgeId, Gate, Released};
 use peers::{DriverState, Peer};
@@ -54,6 +57,10 @@ pub(crate) enum Control {
     Lane { ring: u32, lane: u32, entries: Consumer<Sqe> },
     /// The lane's submitter is gone.
     LaneGone { ring: u32, lane: u32 },
+    /// Cancels what was published before; the answer is how many.
+    Cancel { ring: u32, op_flags: u16, key: u64, reply: Arc<Reply<usize>> },
+    /// Answers once what was published before, and is selected, is quiet.
+    Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
     /// The ring's ends are gone.
     Close { ring: u32, closing: Arc<Closing> },
 }
@@ -156,6 +163,9 @@ impl Core {
         worked |= ended;
         for ring in 0..self.rings.len() as u32 {
             self.post_waiting(ring);
+            if worked {
+                self.answer_quiet(ring);
+            }
         }
         if worked {
             self.last_work = now;
@@ -222,6 +232,19 @@ impl Core {
                         ring.retire_lane(lane);
                     }
                 }
+                // A ring that is closed or dead tells its callers so itself.
+                Control::Cancel { ring, op_flags, key, reply } => {
+                    if self.take_all(ring) {
+                        reply.give(self.cancel_matching(ring, None, op_flags, key).0);
+                    }
+                }
+                Control::Quiesce { ring, select, reply } => {
+                    if self.take_all(ring) {
+                        let since = self.now;
+                        self.ring(ring).quiescing.push(Quiescing { select, since, reply });
+                        self.answer_quiet(ring);
+                    }
+                }
                 Control::Close { ring, closing } => {
                     let now = self.now;
                     if let Some(ring) = self.ring_mut(ring) {
@@ -269,6 +292,13 @@ impl Core {
             transport,
         });
         self.drivers.len() - 1
+    }
+
+    /// Takes everything that is published; false if there is no such ring, or only its remains.
+    fn take_all(&mut self, ring: u32) -> bool {
+        let there = !self.dead && self.ring_mut(ring).is_some();
+        while there && self.take_entries(ring) {}
+        there
     }
 
     /// Takes a bounded number of entries off a ring's queues.

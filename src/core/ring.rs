@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::cancel::Quiescing;
 use super::chain::Deferred;
 use super::index::Index;
 use super::slots::{List, Slots};
@@ -41,6 +42,8 @@ pub(super) struct RingState {
     pub(super) barrier: bool,
     /// The next unit drains too.
     pub(super) drain_next: bool,
+    /// Callers that wait for quiet.
+    pub(super) quiescing: Vec<Quiescing>,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Units of capacity given back, ever.
@@ -117,6 +120,7 @@ impl RingState {
             deferred: VecDeque::new(),
             barrier: false,
             drain_next: false,
+            quiescing: Vec::new(),
             waiting: List::new(),
             freed: 0,
             driver,

@@ -1,5 +1,6 @@
 //! The ring: where entries go in and completions come out.
 
+pub(crate) mod control;
 mod push;
 mod reap;
 pub(crate) mod shared;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use control::{ControlError, Controller};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
@@ -187,6 +189,12 @@ impl Ring {
     pub fn submitter(&mut self) -> Submitter {
         self.pusher.share();
         Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
+    }
+
+    /// Calls to the poller from any thread: cancelling, and waiting for quiet.
+    pub fn controller(&self) -> Controller {
+        let shared = Arc::clone(&self.pusher.shared);
+        Controller { shared, controls: Arc::clone(&self.controls), ring: self.ring }
     }
 
     /// The engine it was built on.
