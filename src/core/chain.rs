@@ -74,7 +74,7 @@ impl Core {
             return;
         }
         let state = self.ring(ring);
-        if !(state.is_draining() || drain || state.drain_next) || bypasses_drains(&sqe, head == last) {
+        if !(state.is_draining() || drain) || bypasses_drains(&sqe, head == last) {
             self.start_unit(head);
             return;
         }
@@ -92,21 +92,27 @@ impl Core {
     /// A member failed its preparation: the whole chain fails, hard links or not, drains or not.
     fn fail_unit(&mut self, head: u32) {
         self.slots[head].sqe.flags.remove(EntryFlags::IO_HARDLINK);
-        if self.slots.member(head).bad {
-            self.conclude(head, -errno::EINVAL, Stage::Issue, 0);
+        let mut step = if self.slots.member(head).bad {
+            self.end(head, -errno::EINVAL, Stage::Issue, 0)
         } else {
-            self.conclude(head, -errno::ECANCELED, Stage::Gate, -errno::EINVAL);
+            self.end(head, -errno::ECANCELED, Stage::Gate, -errno::EINVAL)
+        };
+        // All of it at once: no later drain has to wait for it, and no Cancel finds it.
+        while let Some(Step::Fail { slot, hide, root }) = step {
+            step = self.fail_member(slot, hide, root);
         }
     }
 
     /// Counts a unit for its ring's drains and starts its first member.
     fn start_unit(&mut self, head: u32) {
         let ring = self.slots[head].ring;
+        let alone = self.slots.member(head).next == NONE;
         let (mut next, mut members) = (head, 0);
         while next != NONE {
             self.slots.member(next).counted = true;
             members += 1;
-            if next != head {
+            // The head too, although it may not wait: what has the same user_data is found in the order of the chain.
+            if !alone {
                 self.park(next);
             }
             next = self.slots.member(next).next;
@@ -143,7 +149,11 @@ impl Core {
             any = true;
             match step {
                 Step::Start(slot) => self.enter(slot),
-                Step::Fail { slot, hide, root } => self.fail_member(slot, hide, root),
+                Step::Fail { slot, hide, root } => {
+                    if let Some(step) = self.fail_member(slot, hide, root) {
+                        self.steps.push_front(step);
+                    }
+                }
             }
         }
         for ring in 0..self.rings.len() as u32 {
@@ -155,8 +165,8 @@ impl Core {
     }
 
     /// A member that never started fails with its chain. One that failed its preparation keeps its own errno, and is never
-    /// hidden.
-    fn fail_member(&mut self, slot: u32, hide: bool, root: i32) {
+    /// hidden. Returns the next.
+    fn fail_member(&mut self, slot: u32, hide: bool, root: i32) -> Option<Step> {
         let member = self.slots.member(slot);
         let next = std::mem::replace(&mut member.next, NONE);
         (member.skip, member.hidden) = (false, hide && !member.bad);
@@ -168,9 +178,7 @@ impl Core {
         } else {
             self.end(slot, -errno::ECANCELED, Stage::Gate, -root);
         }
-        if next != NONE {
-            self.steps.push_front(Step::Fail { slot: next, hide, root });
-        }
+        (next != NONE).then_some(Step::Fail { slot: next, hide, root })
     }
 
     /// What follows a member that has its result, `failed` or not.
@@ -208,7 +216,8 @@ impl Core {
     /// Takes the LinkTimeout out of the chain behind its entry, if there is one.
     pub(super) fn take_guard(&mut self, slot: u32) -> Option<u32> {
         let guard = self.slots.member(slot).next;
-        if guard == NONE || self.slots[guard].sqe.op != Opcode::LinkTimeout {
+        // One that failed its preparation guards nothing, and has an errno of its own.
+        if guard == NONE || self.slots[guard].sqe.op != Opcode::LinkTimeout || self.slots.member(guard).bad {
             return None;
         }
         let rest = std::mem::replace(&mut self.slots.member(guard).next, NONE);

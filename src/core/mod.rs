@@ -442,7 +442,7 @@ impl Core {
         self.timers.remove(slot);
         self.unpark(slot);
         let member = self.slots.member(slot);
-        if failed && member.skip && op != Opcode::LinkTimeout {
+        if failed && member.skip && (op != Opcode::LinkTimeout || member.bad) {
             (member.skip, member.skip_rest) = (false, true);
         }
         let counted = std::mem::take(&mut member.counted);

@@ -206,7 +206,7 @@ impl RingState {
     /// True if entries may not start as they come.
     #[inline]
     pub(super) fn is_draining(&self) -> bool {
-        self.barrier || !self.deferred.is_empty()
+        self.barrier || self.drain_next || !self.deferred.is_empty()
     }
 
     #[inline]
