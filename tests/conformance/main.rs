@@ -113,7 +113,7 @@ fn show(
 
 fn check_moonring(program: &Program, engine: &Engine) -> Result<usize, Box<Mismatch>> {
     let prediction = predict(program, Rules::moonring());
-    let seen = ours::run(program, engine, &prediction.outcome, QUIET);
+    let seen = ours::run(program, engine, &prediction.outcome);
     match compare::difference(program, &prediction, &seen, true) {
         None => Ok(seen.completions()),
         Some(why) => Err(Box::new(Mismatch { why, right: prediction.outcome, seen })),
@@ -198,7 +198,7 @@ fn moonring_behaves_as_recorded() {
     let engine = Engine::loopback();
     for (name, program, outcome) in named_for_moonring() {
         let (recorded, _) = recorded(outcome, predict(&program, Rules::moonring()));
-        let seen = ours::run(&program, &engine, &recorded.outcome, QUIET);
+        let seen = ours::run(&program, &engine, &recorded.outcome);
         let difference = compare::difference(&program, &recorded, &seen, false);
         assert_eq!(difference, None, "{name}: {program}: {seen}");
     }

@@ -443,7 +443,11 @@ impl Model {
                 if !self.rules.has(Fault::HardlinkSurvivesBadMember) {
                     head.entry.flags.remove(Flags::HARDLINK);
                 }
+                let before = self.tasks.len();
                 self.end(head, chain);
+                for task in self.tasks.split_off(before) {
+                    self.run(task);
+                }
             }
         } else if self.drain_active {
             self.parallel = true;
@@ -575,7 +579,7 @@ impl Model {
     fn cancel_armed(&mut self, at: usize) {
         let Armed { mut request, rest, .. } = self.armed.remove(at);
         request.fail(ECANCELED);
-        self.end_cancelled(request, rest);
+        self.end_soon(request, rest);
     }
 
     /// Cancels the head of a chain that a drain holds. What a hard link lets start stays behind the drain.
@@ -598,11 +602,11 @@ impl Model {
         }
         head.fail(ECANCELED);
         self.never_drained.push(head.entry.user_data);
-        self.end_cancelled(head, rest);
+        self.end_soon(head, rest);
     }
 
     /// The kernel ends it a little later.
-    fn end_cancelled(&mut self, request: Request, rest: Chain) {
+    fn end_soon(&mut self, request: Request, rest: Chain) {
         if self.rules.prompt {
             self.end(request, rest);
         } else {
@@ -661,7 +665,7 @@ impl Model {
         {
             guard.res = ECANCELED;
             guard.skip &= !self.rules.has(Fault::SkippedLinkTimeoutPosts);
-            self.tasks.push_back(Task::End(guard, Chain::new()));
+            self.end_soon(guard, Chain::new());
             if self.rules.has(Fault::LinkTimeoutTakesFollower) {
                 self.tasks.push_back(Task::Abandon(std::mem::take(&mut rest)));
             }

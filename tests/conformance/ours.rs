@@ -1,18 +1,18 @@
 //! Runs a program on moonring.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moonring::opcode::{self, Cancel};
-use moonring::{CqeFlags, Engine, EntryFlags, Ring, WaitError};
+use moonring::{Cqe, CqeFlags, Engine, EntryFlags, Ring, WaitError};
 
 use crate::program::{Done, Entry, Flags, Op, Outcome, Program, Repeat, Step, Target};
 
 /// What is awaited that does not come is missing after this.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Runs `program` on a ring of its own. Each submit is given time to produce as many completions as `expected` has, and
-/// then `quiet` for more to show up.
-pub fn run(program: &Program, engine: &Engine, expected: &Outcome, quiet: Duration) -> Outcome {
+/// Runs `program` on a ring of its own. Each submit is given time to produce as many completions as `expected` has; more
+/// are seen too.
+pub fn run(program: &Program, engine: &Engine, expected: &Outcome) -> Outcome {
     let mut ring = Ring::builder().build(64, engine).expect("a ring of 64 entries");
     let mut outcome = Outcome::default();
     for (entries, expected) in program.steps.iter().zip(&expected.steps) {
@@ -21,32 +21,50 @@ pub fn run(program: &Program, engine: &Engine, expected: &Outcome, quiet: Durati
             ring.submission().push(lowered).unwrap_or_else(|refused| panic!("{entry} of {program}: {refused}"));
         }
         let taken = ring.submit().unwrap_or_else(|error| panic!("{program}: {error}"));
-        outcome.steps.push(Step { taken, done: reap(&mut ring, expected.done.len(), quiet) });
+        let mut done = reap(&mut ring, expected.done.len());
+        // The second is taken after the turn that took the first, and all that was due before it.
+        for _ in 0..2 {
+            ring.submission().push(Cancel::user_data(PROBE).build().user_data(PROBE)).expect("room for a probe");
+            ring.submit().expect("it is no chain");
+            done.extend(reap_until_probe(&mut ring));
+        }
+        outcome.steps.push(Step { taken, done });
     }
     outcome
 }
 
-fn reap(ring: &mut Ring, expected: usize, quiet: Duration) -> Vec<Done> {
+/// The `user_data` of a Cancel that finds nothing, waits for no drain, and tells that what was submitted before has been
+/// taken.
+const PROBE: u64 = u64::MAX;
+
+/// Completions until there are as many as expected.
+fn reap(ring: &mut Ring, expected: usize) -> Vec<Done> {
     let mut done = Vec::new();
-    let mut last = Instant::now();
-    loop {
-        let before = done.len();
-        done.extend(ring.completion().map(|cqe| Done {
-            user_data: cqe.user_data(),
-            res: cqe.res(),
-            more: cqe.flags().contains(CqeFlags::MORE),
-        }));
-        if done.len() > before {
-            last = Instant::now();
-        }
-        let limit = if done.len() < expected { PATIENCE } else { quiet };
-        let Some(left) = limit.checked_sub(last.elapsed()) else { return done };
-        match ring.wait_timeout(1, left) {
-            Ok(_) | Err(WaitError::TimedOut) => {}
-            Err(WaitError::NothingOutstanding) => return done,
+    while done.len() < expected {
+        match ring.wait_timeout(1, PATIENCE) {
+            Ok(_) => done.extend(ring.completion().map(seen)),
+            Err(WaitError::TimedOut | WaitError::NothingOutstanding) => break,
             Err(error) => panic!("{error}"),
         }
     }
+    done
+}
+
+fn reap_until_probe(ring: &mut Ring) -> Vec<Done> {
+    let mut done = Vec::new();
+    loop {
+        ring.wait_timeout(1, PATIENCE).expect("the probe waits for nothing");
+        for cqe in ring.completion() {
+            if cqe.user_data() == PROBE {
+                return done;
+            }
+            done.push(seen(cqe));
+        }
+    }
+}
+
+fn seen(cqe: Cqe) -> Done {
+    Done { user_data: cqe.user_data(), res: cqe.res(), more: cqe.flags().contains(CqeFlags::MORE) }
 }
 
 fn lower(entry: &Entry) -> moonring::Entry {

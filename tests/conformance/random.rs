@@ -153,6 +153,8 @@ fn op(dice: &mut Dice, menu: Menu, flags: Flags, before: Option<&Entry>, next: u
             Op::Timeout { after, .. } if after != INFINITE => Op::Nop(0),
             _ => Op::LinkTimeout(INFINITE),
         },
+        // With nothing before it, it fails its preparation.
+        70..72 if linked.is_none() => Op::LinkTimeout(INFINITE),
         _ => Op::Nop(0),
     }
 }
