@@ -270,6 +270,84 @@ fn completions_wait_for_room_in_order() {
     assert_eq!(seen, expected);
 }
 
+/// Promise 8: a peer that does not answer cannot eat the ring, and less so once an entry of its is overdue.
+#[test]
+fn no_segment_takes_the_whole_ring() {
+    let mut setup = Setup::loopback(16);
+    let third = Engine::loopback();
+    let theirs = third.register(Region::alloc(4096).unwrap()).unwrap();
+    let other = setup.engine.open_segment(third.name(), LIMIT).unwrap();
+    let (signaller, fence) = fence::host();
+    // Alone it may have everything.
+    for _ in 0..16 {
+        setup.push(setup.read(0, 8).wait(&fence));
+    }
+    assert_eq!(setup.refused(setup.read(0, 8)), Refusal::Full { capacity: 16 });
+    setup.ring.submit().unwrap();
+    signaller.signal();
+    setup.reap(16);
+
+    let read_other = || opcode::Read::new(setup.ours.slice(0..8).unwrap(), other.at(theirs.address())).build();
+    let (signaller, fence) = fence::host();
+    let to_other = (0..4).map(|_| read_other().wait(&fence)).collect::<Vec<_>>();
+    setup.ring.submission().push_chain(to_other).unwrap();
+    for _ in 0..12 {
+        setup.push(setup.read(0, 8).wait(&fence));
+    }
+    // Now the ring is full for everybody.
+    assert_eq!(setup.refused(opcode::Nop::new().build()), Refusal::Full { capacity: 16 });
+    setup.ring.submit().unwrap();
+    signaller.signal();
+    setup.reap(16);
+
+    let (signaller, fence) = fence::host();
+    for _ in 0..12 {
+        setup.push(setup.read(0, 8).wait(&fence));
+    }
+    let segment: Box<str> = setup.peer.name().into();
+    let expected = Refusal::SegmentShare { segment, limit: 12 };
+    assert_eq!(setup.refused(setup.read(0, 8)), expected);
+    // A chain that is given back gives its share back.
+    let chain = vec![opcode::Nop::new().build(), setup.read(0, 8)];
+    assert_eq!(setup.ring.submission().push_chain(chain).unwrap_err().reason, expected);
+    setup
+        .ring
+        .submission()
+        .push(opcode::Read::new(setup.ours.slice(0..8).unwrap(), other.at(theirs.address())).build())
+        .unwrap();
+    setup.ring.submit().unwrap();
+    signaller.signal();
+    setup.reap(13);
+}
+
+/// Promise 8: with an entry overdue the share is an eighth, until the NOTIF.
+#[test]
+fn an_overdue_entry_leaves_its_segment_an_eighth() {
+    let sim = Sim::new(9).delay(Duration::from_millis(60)..Duration::from_millis(61));
+    let mut setup = Setup::simulated(16, sim);
+    let other = setup.engine.open_segment("sim/1", LIMIT).unwrap();
+    let theirs = setup.theirs.address();
+    let read_other = |setup: &Setup| opcode::Read::new(setup.ours.slice(0..8).unwrap(), other.at(theirs)).build();
+    setup.push(setup.read(0, 8).transfer_limit(Duration::from_millis(5)).user_data(1));
+    setup.push(read_other(&setup).user_data(2));
+    setup.ring.submit().unwrap();
+    let late = reap_exactly(&mut setup.ring, 1)[0];
+    assert_eq!((late.user_data(), late.flags()), (1, CqeFlags::MORE));
+    // The overdue one counts: one more, and no third.
+    setup.push(setup.read(0, 8).user_data(3));
+    let expected = Refusal::SegmentOverdue { segment: setup.peer.name().into(), limit: 2 };
+    assert_eq!(setup.refused(setup.read(0, 8)), expected);
+    for _ in 0..11 {
+        setup.push(read_other(&setup));
+    }
+    setup.ring.submit().unwrap();
+    while setup.ring.completion().all(|cqe| cqe.flags() != CqeFlags::NOTIF) {
+        setup.ring.wait_timeout(1, LIMIT).unwrap();
+    }
+    setup.push(setup.read(0, 8));
+    setup.push(setup.read(0, 8));
+}
+
 /// Promise 9: drop is bounded and everything accepted has ended.
 #[test]
 fn dropping_a_ring_with_work_in_every_state_is_bounded() {

@@ -438,7 +438,11 @@ impl Core {
         entry.landed = self.now;
         let expected = res == -errno::ETIME && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
         let failed = (res < 0 && !expected) || !entry.quiet;
-        let (op, ring) = (entry.sqe.op, entry.ring);
+        let Sqe { op, target, .. } = entry.sqe;
+        let (ring, quiet) = (entry.ring, entry.quiet);
+        if !quiet {
+            self.ring(ring).share(target).add_overdue();
+        }
         self.timers.remove(slot);
         self.unpark(slot);
         let member = self.slots.member(slot);
@@ -472,7 +476,7 @@ impl Core {
         }
         let ring = self.rings[index as usize].as_mut().expect("a ring outlives its entries");
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
-            ring.give_back_unit();
+            ring.give_back(&self.slots[slot].sqe);
             self.slots.release(slot);
             return;
         }
@@ -490,7 +494,7 @@ impl Core {
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
         let cqe = cqe_of(entry);
         if entry.quiet {
-            ring.give_back_unit();
+            ring.give_back(&entry.sqe);
             ring.post(cqe);
             self.slots.release(slot);
         } else {
@@ -551,10 +555,11 @@ impl Core {
             return;
         }
         entry.quiet = true;
-        let state = entry.state;
+        let (state, ring, target) = (entry.state, entry.ring, entry.sqe.target);
         if state == State::Overdue {
             (entry.notif, entry.res, entry.detail) = (true, 0, detail);
         }
+        self.ring(ring).share(target).remove_overdue();
         let held = std::mem::replace(&mut self.slots.member(slot).next, NONE);
         if held != NONE {
             self.steps.push_back(Step::Start(held));

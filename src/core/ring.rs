@@ -11,6 +11,7 @@ use super::slots::{List, Slots};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
+use crate::ring::share::{Share, Shares};
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
@@ -42,6 +43,7 @@ pub(super) struct RingState {
     pub(super) barrier: bool,
     /// The next unit drains too.
     pub(super) drain_next: bool,
+    shares: Shares,
     /// Callers that wait for quiet.
     pub(super) quiescing: Vec<Quiescing>,
     /// Slots whose completion found the CQ full, in order.
@@ -120,6 +122,7 @@ impl RingState {
             deferred: VecDeque::new(),
             barrier: false,
             drain_next: false,
+            shares: Shares::default(),
             quiescing: Vec::new(),
             waiting: List::new(),
             freed: 0,
@@ -258,10 +261,25 @@ impl RingState {
         }
     }
 
-    /// An entry has ended for good. Called before its completion is posted, which may publish both.
+    /// An entry has ended for good that moved nothing. Called before its completion is posted, which may publish both.
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
         self.freed += 1;
+    }
+
+    /// An entry has ended for good. Called as [`give_back_unit`](Self::give_back_unit).
+    #[inline]
+    pub(super) fn give_back(&mut self, sqe: &Sqe) {
+        if sqe.is_transfer() {
+            self.share(sqe.target).give_back();
+        }
+        self.give_back_unit();
+    }
+
+    #[inline]
+    pub(super) fn share(&mut self, target: u32) -> &Share {
+        let RingState { shares, shared, .. } = self;
+        shares.of(target, |target| shared.share(target))
     }
 
     /// Lets everybody see what was taken, given back and posted.

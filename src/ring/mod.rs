@@ -3,6 +3,7 @@
 pub(crate) mod control;
 mod push;
 mod reap;
+pub(crate) mod share;
 pub(crate) mod shared;
 
 use std::io;

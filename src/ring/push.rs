@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::share::{Exhausted, Shares};
 use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::entry::{Entry, EntryFlags, Payload, Transfer};
@@ -60,6 +61,25 @@ pub enum Refusal {
     /// The segment was reopened since.
     #[error("the segment handle {0:?} is stale: the segment was reopened; use the new handle")]
     StaleSegment(Box<str>),
+    /// The segment's entries hold three quarters of the ring, the most once the ring has pushed to more than one segment.
+    #[error("entries of the segment {segment:?} hold {limit} units, its share of the ring; reap its completions first")]
+    SegmentShare {
+        /// The segment's name.
+        segment: Box<str>,
+        /// How many entries it may have.
+        limit: u32,
+    },
+    /// The segment is sick: an entry of its is overdue, its result told with `MORE` and no `NOTIF` yet, and until that comes
+    /// the segment's share is an eighth of the ring.
+    #[error(
+        "the segment {segment:?} has an overdue entry and holds {limit} units, the share of a sick one; wait for NOTIF"
+    )]
+    SegmentOverdue {
+        /// The segment's name.
+        segment: Box<str>,
+        /// How many entries it may have.
+        limit: u32,
+    },
     /// The remote range passes the end of the address space.
     #[error("the remote range {address:#x}+{len:#x} passes the end of the address space")]
     RemoteRange {
@@ -104,6 +124,7 @@ pub(super) struct Pusher {
     units: Units,
     /// The last entry pushed is linked to the next.
     open: bool,
+    shares: Shares,
 }
 
 /// How a producer takes units of capacity.
@@ -117,7 +138,7 @@ enum Units {
 
 impl Pusher {
     pub(super) fn owner(shared: Arc<Shared>, sq: Producer<Sqe>) -> Pusher {
-        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 }, open: false }
+        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 }, open: false, shares: Shares::default() }
     }
 
     /// From now on there are other producers.
@@ -185,6 +206,7 @@ impl Pusher {
     fn unpush(&mut self) {
         if let Some(mut sqe) = self.sq.unwrite() {
             self.give_side_back(std::mem::replace(&mut sqe.side, Sqe::NO_SIDE));
+            self.give_share_back(&sqe);
             sqe.discard();
             match &mut self.units {
                 Units::Own { accepted, .. } => *accepted -= 1,
@@ -226,7 +248,15 @@ impl Pusher {
             self.give_side_back(sqe.side);
             return Err(Refusal::Unregistered(transfer.local.region.memory));
         }
+        if let Payload::Transfer(transfer) = &entry.payload
+            && let Err(why) = self.take_share(transfer)
+        {
+            sqe.end_use();
+            self.give_side_back(sqe.side);
+            return Err(why);
+        }
         if !self.take_unit() {
+            self.give_share_back(&sqe);
             sqe.end_use();
             self.give_side_back(sqe.side);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
@@ -254,6 +284,24 @@ impl Pusher {
             return Err(Refusal::RemoteRange { address: remote.address, len: local.len });
         }
         Ok(())
+    }
+
+    #[inline]
+    fn take_share(&mut self, transfer: &Transfer) -> Result<(), Refusal> {
+        let Pusher { shared, shares, .. } = self;
+        let segment = &transfer.remote.segment;
+        let share = shares.of(segment.inner.target, |target| shared.share(target));
+        share.take(shared.capacity, shared.has_one_segment()).map_err(|Exhausted { limit, overdue }| {
+            let segment = segment.name().into();
+            if overdue { Refusal::SegmentOverdue { segment, limit } } else { Refusal::SegmentShare { segment, limit } }
+        })
+    }
+
+    fn give_share_back(&mut self, sqe: &Sqe) {
+        if sqe.is_transfer() {
+            let Pusher { shared, shares, .. } = self;
+            shares.of(sqe.target, |target| shared.share(target)).give_back();
+        }
     }
 
     fn take_side(&self, entry: &Entry) -> Result<u32, Refusal> {
@@ -340,7 +388,7 @@ impl Submitter {
         let lane = shared.take_lane();
         shared.submitters.fetch_add(1, Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
-        let pusher = Pusher { shared, sq, units: Units::Shared, open: false };
+        let pusher = Pusher { shared, sq, units: Units::Shared, open: false, shares: Shares::default() };
         Submitter { pusher, controls, ring, lane }
     }
 

@@ -1,6 +1,7 @@
 //! What the two ends of a ring and its core share.
 
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::share::Share;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
@@ -45,6 +47,10 @@ pub(crate) struct Shared {
     /// Wakes the reaper, by position in the CQ.
     pub(crate) reaper: Doorbell,
     pub(crate) sides: Sides,
+    /// Each segment's share, by the transport's number.
+    shares: Mutex<HashMap<u32, Arc<Share>>>,
+    /// Segments that entries were pushed to.
+    segments: AtomicU32,
     /// Submitters that exist.
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
@@ -75,6 +81,8 @@ impl Shared {
             poller,
             reaper: Doorbell::new(),
             sides: Sides::new((capacity / 8).max(1)),
+            shares: Mutex::default(),
+            segments: AtomicU32::new(0),
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
             published: ArrayQueue::new(capacity as usize),
@@ -100,6 +108,22 @@ impl Shared {
         // `settled` first: read last, it could count units that `accepted` did not.
         let settled = self.settled.load(Ordering::Acquire);
         self.accepted.load(Ordering::Acquire).saturating_sub(settled)
+    }
+
+    /// A segment's share, made when the ring first meets it.
+    pub(crate) fn share(&self, target: u32) -> Arc<Share> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let share = shares.entry(target).or_insert_with(|| {
+            self.segments.fetch_add(1, Ordering::Relaxed);
+            Arc::default()
+        });
+        Arc::clone(share)
+    }
+
+    /// True if entries were pushed to one segment at most.
+    #[inline]
+    pub(crate) fn has_one_segment(&self) -> bool {
+        self.segments.load(Ordering::Relaxed) <= 1
     }
 
     /// A number for a new lane.

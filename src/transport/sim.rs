@@ -1,6 +1,7 @@
 //! A simulated transport: seeded delays and faults, in the core's own time.
 //!
-//! Operations copy between regions of the same engine, so open the engine's own name. Everything random comes from the
+//! Operations copy between regions of the same engine, so open the engine's own name; `sim/1`, `sim/2` and so on name it
+//! too, each as a peer of its own. Everything random comes from the
 //! seed: print it, and a failure can be replayed as far as the threads around it allow.
 
 use std::ops::Range;
@@ -126,6 +127,8 @@ struct SimTransport {
 }
 
 const NAME: &str = "sim";
+/// More names of the engine, each a peer of its own to the ring.
+const MAX_PEERS: u32 = 10_000;
 
 // SAFETY: an operation copies between its own two ranges, when its result is due or, unquiet, when it becomes quiet.
 unsafe impl Transport for SimTransport {
@@ -153,11 +156,15 @@ unsafe impl Transport for SimTransport {
     }
 
     fn open(&self, name: &str, _fresh: bool) -> Result<u32, TransportError> {
-        if name == NAME {
-            return Ok(0);
-        }
-        let why = format!("a simulated engine reaches itself only, by the name {NAME:?}");
-        Err(TransportError { what: format!("opening segment {name:?}"), code: 0, why })
+        let number = name.strip_prefix(NAME).map(|rest| match rest.strip_prefix('/') {
+            Some(number) => number.parse().ok().filter(|number| *number > 0 && *number <= MAX_PEERS),
+            None => rest.is_empty().then_some(0),
+        });
+        number.flatten().ok_or_else(|| TransportError {
+            what: format!("opening segment {name:?}"),
+            code: 0,
+            why: format!("a simulated engine reaches itself only, by the names {NAME:?} and \"{NAME}/1\" to \"{NAME}/{MAX_PEERS}\""),
+        })
     }
 
     fn close(&self) -> Result<(), Busy> {

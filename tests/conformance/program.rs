@@ -183,8 +183,8 @@ impl Display for Entry {
         if !self.flags.is_empty() {
             f.write_str("/")?;
         }
-        let letters = FLAG_LETTERS.iter().filter(|(flag, _)| self.flags.contains(*flag));
-        letters.map(|(_, letter)| write!(f, "{letter}")).collect()
+        let mut letters = FLAG_LETTERS.iter().filter(|(flag, _)| self.flags.contains(*flag));
+        letters.try_for_each(|(_, letter)| write!(f, "{letter}"))
     }
 }
 

@@ -1,0 +1,106 @@
+//! Shares: how much of a ring one segment's entries may take, so that a sick peer does not eat it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// One segment's part of one ring. Shared by the ring's producers and its core.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    /// Units taken by the segment's entries, ever. Written by producers.
+    taken: CachePadded<AtomicU64>,
+    /// Units given back, ever. Written by the core.
+    given_back: CachePadded<AtomicU64>,
+    /// Entries whose result is told while the transport still has them. Written by the core.
+    overdue: AtomicU32,
+}
+
+/// A segment has all that it may have: so many entries, and whether that is because some are overdue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exhausted {
+    pub(crate) limit: u32,
+    pub(crate) overdue: bool,
+}
+
+impl Share {
+    /// Takes a unit. `alone`: the ring has pushed to no other segment, so there is nobody to leave room for.
+    #[inline]
+    pub(crate) fn take(&self, capacity: u64, alone: bool) -> Result<(), Exhausted> {
+        if alone {
+            self.taken.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let overdue = self.overdue.load(Ordering::Relaxed) > 0;
+        let limit = if overdue { capacity / 8 } else { capacity * 3 / 4 }.max(1);
+        let mut taken = self.taken.load(Ordering::Relaxed);
+        loop {
+            // Read after `taken`, so never more than it.
+            if taken - self.given_back.load(Ordering::Acquire).min(taken) >= limit {
+                return Err(Exhausted { limit: limit as u32, overdue });
+            }
+            match self.taken.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => taken = now,
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn give_back(&self) {
+        self.given_back.fetch_add(1, Ordering::Release);
+    }
+
+    /// An entry became overdue.
+    pub(crate) fn add_overdue(&self) {
+        self.overdue.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An overdue entry became quiet.
+    pub(crate) fn remove_overdue(&self) {
+        self.overdue.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The shares that one end of a ring has met, by the transport's number for the segment, without a lock.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    known: Vec<Option<Arc<Share>>>,
+}
+
+impl Shares {
+    /// A segment's share; `meet` finds or makes it, the first time.
+    #[inline]
+    pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> Arc<Share>) -> &Share {
+        let at = target as usize;
+        if self.known.len() <= at {
+            self.known.resize(at + 1, None);
+        }
+        self.known[at].get_or_insert_with(|| meet(target))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_three_quarters_and_an_eighth_with_something_overdue() {
+        let share = Share::default();
+        for _ in 0..12 {
+            share.take(16, false).unwrap();
+        }
+        assert_eq!(share.take(16, false), Err(Exhausted { limit: 12, overdue: false }));
+        share.take(16, true).unwrap();
+        share.add_overdue();
+        for _ in 0..12 {
+            share.give_back();
+        }
+        share.take(16, false).unwrap();
+        assert_eq!(share.take(16, false), Err(Exhausted { limit: 2, overdue: true }));
+        share.remove_overdue();
+        share.take(16, false).unwrap();
+    }
+}
