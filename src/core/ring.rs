@@ -23,7 +23,6 @@ const PUBLISH_EVERY: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct RingState {
-    shared: Arc<Shared>,
     sq: Consumer<Sqe>,
     cq: Producer<Cqe>,
     /// Submitters' lanes, by number.
@@ -57,6 +56,8 @@ pub(super) struct RingState {
     /// Its peers, by the transport's number.
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
+    /// Last, so that it is dropped last: entries left in a queue end their uses of regions, which the engine keeps.
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]

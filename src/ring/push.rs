@@ -119,12 +119,14 @@ pub struct PushChainError {
 /// One queue's producing end: the owner's, or a submitter's lane.
 #[derive(Debug)]
 pub(super) struct Pusher {
-    pub(super) shared: Arc<Shared>,
     sq: Producer<Sqe>,
     units: Units,
     /// The last entry pushed is linked to the next.
     open: bool,
     shares: Shares,
+    /// After the queue, so that it is dropped after it: entries that no core took end their uses of regions, which the
+    /// engine keeps.
+    pub(super) shared: Arc<Shared>,
 }
 
 /// How a producer takes units of capacity.
@@ -376,8 +378,9 @@ impl Pusher {
 /// Entries become visible to the poller with [`submit`](Self::submit). Dropping a submitter submits what it has pushed.
 #[derive(Debug)]
 pub struct Submitter {
-    pusher: Pusher,
+    /// Before the pusher: the other ends of lanes may be on their way in there.
     controls: Arc<Controls>,
+    pusher: Pusher,
     ring: u32,
     lane: u32,
 }
@@ -446,5 +449,54 @@ impl Drop for Submitter {
             // A reaper that counted on us looks again.
             shared.reaper.ring_always();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Weak;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::fence::{FenceStatus, Polled};
+    use crate::transport::Transport;
+    use crate::{Engine, Fence, Ring, opcode};
+
+    /// Tells, when it is let go of, whether the engine is still there.
+    #[derive(Debug)]
+    struct Probe {
+        transport: Weak<dyn Transport>,
+        alive: Arc<AtomicBool>,
+    }
+
+    impl Polled for Probe {
+        fn poll(&self) -> FenceStatus {
+            FenceStatus::Pending
+        }
+
+        fn group(&self) -> Option<(u64, u64)> {
+            None
+        }
+    }
+
+    impl Drop for Probe {
+        fn drop(&mut self) {
+            self.alive.store(self.transport.strong_count() > 0, Relaxed);
+        }
+    }
+
+    /// An entry holds its region by a plain pointer, which the engine keeps valid.
+    #[test]
+    fn what_no_core_took_is_let_go_of_before_the_engine() {
+        let engine = Engine::loopback();
+        let alive = Arc::new(AtomicBool::new(false));
+        let probe = Probe { transport: Arc::downgrade(engine.transport()), alive: Arc::clone(&alive) };
+        let mut ring = Ring::builder().build(4, &engine).unwrap();
+        let mut submitter = ring.submitter();
+        submitter.push(opcode::Wait::new().build().wait(&Fence::polled(Box::new(probe)))).unwrap();
+        drop(ring);
+        drop(engine);
+        drop(submitter);
+        assert!(alive.load(Relaxed));
     }
 }
