@@ -125,6 +125,7 @@ impl Core {
         }
         let target = peer.target;
         let taken = driver.submit(target, &self.ops, self.now, &mut self.events);
+        self.ops.clear();
         let peer = &mut self.peers[index as usize];
         for _ in 0..taken {
             let slot = peer.ready.pop_front(&mut self.slots).expect("a driver takes no more than it was offered");

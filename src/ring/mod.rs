@@ -102,7 +102,7 @@ pub struct Ring {
     poller: Option<JoinHandle<()>>,
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
 impl Ring {
     pub(crate) fn controls(&self) -> Arc<Controls> {
         Arc::clone(&self.controls)

@@ -1,0 +1,122 @@
+//! What happens to entries when a driver panics, turn by turn.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use super::*;
+use crate::fence::{self, Node, NodeKey};
+use crate::region::Registered;
+use crate::sim::Sim;
+use crate::{Engine, Entry, Region, Ring, Segment, UnregisterError, opcode};
+
+/// A core and a ring on a simulated engine, and nobody who gives turns.
+struct Setup {
+    core: Core,
+    ring: Ring,
+    region: Registered,
+    peer: Segment,
+}
+
+impl Setup {
+    fn new(entries: u32, sim: Sim) -> Setup {
+        let engine = Engine::sim(sim);
+        let region = engine.register(Region::alloc(4096).unwrap()).unwrap();
+        let peer = engine.open_segment(engine.name(), Duration::from_secs(10)).unwrap();
+        let ring = Ring::builder().grace(Duration::ZERO).without_poller(entries, &engine);
+        let core = Core::new(ring.controls(), 0);
+        Setup { core, ring, region, peer }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        self.ring.submission().push(entry).unwrap();
+        self.ring.submit().unwrap();
+    }
+
+    fn read(&self) -> Entry {
+        opcode::Read::new(self.region.slice(0..8).unwrap(), self.peer.at(self.region.address() + 64)).build()
+    }
+
+    /// A turn in which the driver panics, and what the poller does about it.
+    fn die(&mut self, now: Nanos) {
+        assert!(catch_unwind(AssertUnwindSafe(|| self.core.turn(now))).is_err());
+        self.core.bury();
+        self.core.turn(now + 1);
+    }
+
+    fn reap(&mut self) -> Vec<Cqe> {
+        self.ring.completion().collect()
+    }
+
+    /// Closes the ring while somebody gives turns.
+    fn close(self) {
+        let Setup { mut core, ring, .. } = self;
+        let poller = std::thread::spawn(move || {
+            for now in 1 << 40.. {
+                core.turn(now);
+                if core.is_done() {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        });
+        drop(ring);
+        poller.join().unwrap();
+    }
+}
+
+#[test]
+fn what_a_panicking_driver_was_offered_is_unquiet() {
+    let mut setup = Setup::new(8, Sim::new(1).panic_at(2));
+    for n in 0..3 {
+        let entry = setup.read().user_data(n);
+        setup.push(entry);
+    }
+    setup.die(1);
+    let cqes = setup.reap();
+    assert_eq!(cqes.iter().map(Cqe::user_data).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(cqes.iter().all(|cqe| cqe.flags().contains(CqeFlags::UNQUIET)), "{cqes:?}");
+    assert!(matches!(setup.region.unregister(), Err(UnregisterError::Busy(3))));
+    setup.close();
+}
+
+#[test]
+fn a_result_that_waits_for_room_is_the_last_when_the_driver_dies() {
+    let delay = Duration::from_nanos(100)..Duration::from_nanos(101);
+    let mut setup = Setup::new(2, Sim::new(1).unquiet(1000).delay(delay).panic_at(2));
+    for now in 1..=4 {
+        setup.push(opcode::Nop::new().build());
+        setup.core.turn(now);
+    }
+    // The CQ is full. This one times out, and its result waits.
+    let entry = setup.read().user_data(7);
+    setup.push(entry);
+    setup.core.turn(5);
+    setup.core.turn(150);
+    let entry = setup.read().user_data(8);
+    setup.push(entry);
+    setup.die(160);
+    assert_eq!(setup.reap().len(), 4);
+    setup.core.turn(162);
+    let cqes = setup.reap();
+    let seen: Vec<_> = cqes.iter().map(|cqe| (cqe.user_data(), cqe.res(), cqe.flags())).collect();
+    let unquiet = CqeFlags::UNQUIET;
+    assert_eq!(seen, [(7, -errno::ETIMEDOUT, unquiet), (8, -errno::EOWNERDEAD, unquiet)]);
+    assert!(matches!(setup.region.unregister(), Err(UnregisterError::Busy(2))));
+    setup.close();
+}
+
+/// A fence that fires after the core's death is taken, or the poller would find input for ever.
+#[test]
+fn a_dead_core_comes_to_rest() {
+    let mut setup = Setup::new(2, Sim::new(1));
+    let (signaller, fence) = fence::host();
+    let node = Node::new(sync::Arc::clone(&setup.core.inbox), NodeKey::Fence(0));
+    assert!(fence.0.registrations.add(&node));
+    setup.core.turn(1);
+    setup.core.bury();
+    signaller.signal();
+    assert!(setup.core.has_input());
+    setup.core.turn(2);
+    assert!(!setup.core.has_input());
+    setup.close();
+}
