@@ -236,3 +236,61 @@ fn signals_race_with_pushes() {
         }
     }
 }
+
+/// Two rings with pollers of their own wait for the same fences, signalled from a third thread: each hears of each.
+#[test]
+fn rings_share_fences() {
+    let engine = Engine::loopback();
+    let mut rings = [0, 1].map(|_| Ring::builder().idle(Duration::ZERO).build(8, &engine).unwrap());
+    for round in 0..1_000 {
+        let (signaller, told) = fence::host();
+        let (mut word, timeline) = fence::timeline(0);
+        let point = timeline.at(2);
+        let other = thread::spawn(move || {
+            word.signal(1).unwrap();
+            signaller.signal();
+            word.signal(2).unwrap();
+        });
+        for ring in &mut rings {
+            ring.submission().push(opcode::Wait::new().build().wait(&told)).unwrap();
+            ring.submission().push(opcode::Wait::new().build().wait(&point).wait(&told)).unwrap();
+            ring.submit();
+        }
+        for ring in &mut rings {
+            assert_eq!(ring.wait_timeout(2, LIMIT), Ok(2), "round {round}");
+            assert!(ring.completion().all(|cqe| cqe.result() == Ok(0)), "round {round}");
+        }
+        other.join().unwrap();
+    }
+}
+
+/// A ring is dropped while submitters push, submit, and come and go: they are refused, and nothing hangs.
+#[test]
+fn a_ring_is_dropped_while_submitters_push() {
+    for _ in 0..20 {
+        let mut setup = Setup::loopback(8);
+        let first = setup.ring.submitter();
+        let producers: Vec<_> = (0..3)
+            .map(|_| {
+                let (mut submitter, mut entry) = (first.clone(), setup.read(0, 8));
+                thread::spawn(move || {
+                    loop {
+                        match submitter.push(entry) {
+                            Ok(()) => entry = opcode::Nop::new().build(),
+                            Err(refused) if refused.reason == Refusal::Closed => return,
+                            Err(refused) => entry = refused.entry,
+                        }
+                        submitter.submit();
+                        submitter = submitter.clone();
+                    }
+                })
+            })
+            .collect();
+        drop(first);
+        setup.ring.wait_timeout(1, LIMIT).unwrap();
+        drop(setup);
+        for producer in producers {
+            producer.join().unwrap();
+        }
+    }
+}

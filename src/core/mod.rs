@@ -220,7 +220,9 @@ impl Core {
 
     fn obey(&mut self) -> bool {
         let mut any = false;
-        while let Some(control) = self.controls.queue.pop() {
+        // So many in a turn: submitters that come and go all the time do not hold up entries.
+        for _ in 0..BUDGET {
+            let Some(control) = self.controls.queue.pop() else { break };
             any = true;
             match control {
                 Control::Ring { ring, shared, sq, cq } => self.add_ring(ring, shared, sq, cq),
