@@ -151,9 +151,12 @@ fn queue_passes_entries_and_places() {
         for value in 0..2 {
             if producer.write(Item(value)).is_ok() {
                 written += 1;
+            }
+            if value == 0 {
                 producer.publish();
             }
         }
+        // Publishes the second.
         drop(producer);
         let seen = other.join().unwrap();
         assert_eq!(seen, [0, 1][..seen.len()]);
@@ -218,6 +221,39 @@ fn fence_of_two_cores() {
         for (core, _) in cores {
             core.join().unwrap();
         }
+    });
+}
+
+/// Two fences of one core fire, one on top of the other: the core takes both.
+#[test]
+fn two_fences_on_one_stack() {
+    check(3, || {
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        let fences = [0, 1].map(|key| {
+            let (signaller, fence) = fence::host();
+            assert!(fence.0.registrations.add(&Node::new(Arc::clone(&inbox), NodeKey::Fence(key))));
+            (signaller, fence)
+        });
+        let core = {
+            let doorbell = StdArc::clone(&doorbell);
+            thread::spawn(move || {
+                let mut fired = 0;
+                while fired < 2 {
+                    inbox.take_fired(|_| fired += 1);
+                    if fired < 2 {
+                        doorbell.park(0, None, || inbox.has_fired());
+                    }
+                }
+                inbox.close();
+            })
+        };
+        let kept = fences.map(|(signaller, fence)| {
+            signaller.signal();
+            fence
+        });
+        core.join().unwrap();
+        drop(kept);
     });
 }
 
@@ -295,9 +331,9 @@ fn core_gone_while_a_fence_fires() {
 fn region_close_and_use() {
     check(3, || {
         let region = RegionInner::own(1, Region::alloc(1).unwrap(), "cpu:0");
-        let used = StdArc::new(loom::cell::UnsafeCell::new(0));
+        let used = Arc::new(loom::cell::UnsafeCell::new(0));
         let user = {
-            let (region, used) = (StdArc::clone(&region), StdArc::clone(&used));
+            let (region, used) = (StdArc::clone(&region), Arc::clone(&used));
             thread::spawn(move || {
                 for _ in 0..2 {
                     if region.begin_use() {
@@ -447,7 +483,7 @@ fn two_producers_share_one_place() {
         let theirs = other.join().unwrap();
         assert!(mine || theirs);
         let mut sum = 0;
-        while let Ok(_) = ring.wait(1) {
+        while ring.wait(1).is_ok() {
             sum += ring.completion().map(|cqe| cqe.user_data()).sum::<u64>();
         }
         assert_eq!(sum, 5 * u64::from(theirs) + 6 * u64::from(mine));
