@@ -439,6 +439,19 @@ fn an_endless_grace_time_is_no_overflow() {
     drop(Ring::builder().grace(Duration::MAX).build(1, &Engine::loopback()).unwrap());
 }
 
+/// So does a driver that panics when it is made.
+#[test]
+fn a_poller_that_dies_at_once_ends_every_entry() {
+    let mut setup = Setup::simulated(4, Sim::new(7).panic_at(0));
+    let accepted = (0..3).filter(|_| setup.ring.submission().push(opcode::Nop::new().build()).is_ok()).count();
+    if accepted > 0 {
+        for cqe in setup.reap(accepted) {
+            assert_eq!(cqe.result().unwrap_err().errno, errno::EOWNERDEAD);
+        }
+    }
+    assert_eq!(setup.ring.wait(1), Err(WaitError::PollerDead));
+}
+
 /// Unregistering answers busy while entries are outstanding, and the pages are gone afterwards.
 #[test]
 fn a_region_with_work_outstanding_is_busy() {

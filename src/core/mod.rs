@@ -275,12 +275,15 @@ impl Core {
         self.slots.grow(capacity);
         self.timers.grow(capacity);
         let side_edges = self.gate.grow(capacity, shared.sides.count() * MAX_FENCES);
-        let driver = self.driver_for(&shared.engine);
+        let engine = shared.engine.clone();
         let at = ring as usize;
         if self.rings.len() <= at {
             self.rings.resize_with(at + 1, || None);
         }
-        self.rings[at] = Some(RingState::new(shared, sq, cq, driver, side_edges));
+        // First the ring, then its driver: if that panics, the ring's entries are ended like everybody's.
+        self.rings[at] = Some(RingState::new(shared, sq, cq, usize::MAX, side_edges));
+        let driver = self.driver_for(&engine);
+        self.ring(ring).driver = driver;
     }
 
     fn driver_for(&mut self, engine: &crate::Engine) -> usize {

@@ -62,7 +62,7 @@ impl Sim {
         self
     }
 
-    /// The driver panics when it is given its `n`th operation, counted from 1.
+    /// The driver panics when it is given its `n`th operation, counted from 1; for 0 when it is made.
     #[must_use]
     pub fn panic_at(mut self, n: u64) -> Sim {
         self.panic_at = Some(n);
@@ -141,6 +141,7 @@ unsafe impl Transport for SimTransport {
     }
 
     fn driver(&self, _wake: PollerWaker) -> Box<dyn Driver> {
+        assert!(self.sim.panic_at != Some(0), "the simulated driver panics when it is made, as asked");
         let rng = Rng(self.sim.seed);
         Box::new(SimDriver { sim: self.sim.clone(), memory: Arc::clone(&self.memory), rng, running: Vec::new() })
     }
