@@ -9,7 +9,9 @@ use clap::{Parser, Subcommand};
 mod command;
 mod conformance;
 mod demo;
+mod loom;
 mod pins;
+mod planted;
 mod setup;
 mod system;
 mod test;
@@ -49,6 +51,11 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
+    Planted {
+        /// A part of a patch's name; all patches without
+        name: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -57,6 +64,7 @@ fn main() -> ExitCode {
         Task::Demo { args } => demo::demo(&args),
         Task::Test { args } => test::test(&args),
         Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
+        Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{command, setup};
+use crate::{command, loom, setup};
 
 /// Sets up what the tests need, runs every step, and prints the totals as the last line.
 ///
@@ -35,7 +35,12 @@ fn steps(args: &[OsString]) -> Vec<Command> {
     // The workspace's own tests and the documentation's examples, those that need set-up among them.
     let mut everything = command::cargo();
     everything.args(["test", "--workspace", "--all-features", "--no-fail-fast", "--", "--include-ignored"]).args(args);
-    vec![everything]
+    if args.is_empty() {
+        vec![everything, loom::all()]
+    } else {
+        // The arguments select tests or are for them.
+        vec![everything]
+    }
 }
 
 /// Runs one step, passes its output on to `out` line by line, and counts.

@@ -1,0 +1,272 @@
+//! `cargo xtask planted`: bugs planted one at a time in a copy of the tree, and which check catches them.
+//!
+//! Each file in `tests/planted` is a patch that breaks one rule. Its first line names the check that must fail:
+//! `check: loom <part of a model's name>` or `check: test <arguments of cargo test>`; what follows until the diff says
+//! what the bug is.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{command, loom, project_root};
+
+/// No check takes nearly as long; one that hangs has caught its bug.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Plants the bugs whose name contains `name`, or all, and prints how many were caught.
+pub fn planted(name: Option<&str>) -> Result<ExitCode> {
+    let patches = patches(&project_root().join("tests/planted"), name)?;
+    ensure!(!patches.is_empty(), "no patch in tests/planted has {:?} in its name", name.unwrap_or_default());
+    let copy = Copy::new()?;
+    // A check that fails by itself catches nothing. The models are quickest all at once.
+    for check in patches.iter().map(|patch| patch.check.whole()).collect::<BTreeSet<_>>() {
+        eprint!("without a bug: {} ... ", check.shown());
+        match copy.run(&check)? {
+            Outcome::Passed => eprintln!("ok"),
+            other => bail!("{} fails without a planted bug: {other:?}", check.shown()),
+        }
+    }
+    let mut caught = 0;
+    for patch in &patches {
+        eprint!("{}: {} ... ", patch.name, patch.check.shown());
+        copy.plant(patch)?;
+        let outcome = copy.run(&patch.check);
+        copy.heal(patch)?;
+        match outcome? {
+            Outcome::Failed(how) => {
+                eprintln!("caught: {how}");
+                caught += 1;
+            }
+            Outcome::Passed => eprintln!("NOT CAUGHT"),
+            Outcome::NotBuilt => eprintln!("DOES NOT COMPILE, so nothing was caught"),
+        }
+    }
+    println!("{{\"planted\":{},\"caught\":{caught}}}", patches.len());
+    Ok(if caught == patches.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Check {
+    Loom(String),
+    Test(Vec<String>),
+}
+
+impl Check {
+    fn parse(line: &str) -> Option<Check> {
+        let mut words = line.strip_prefix("check: ")?.split_whitespace().map(str::to_owned);
+        match words.next()?.as_str() {
+            "loom" => Some(Check::Loom(words.next()?)),
+            "test" => Some(Check::Test(words.collect())),
+            _ => None,
+        }
+    }
+
+    /// The check, or all models.
+    fn whole(&self) -> Check {
+        match self {
+            Check::Loom(_) => Check::Loom("models::".to_owned()),
+            Check::Test(args) => Check::Test(args.clone()),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Check::Loom(model) => format!("loom {model}"),
+            Check::Test(args) => format!("test {}", args.join(" ")),
+        }
+    }
+
+    /// The command without what selects and runs the tests: cargo's part, then the test program's.
+    fn cargo(&self) -> (Command, Vec<String>) {
+        match self {
+            Check::Loom(model) => (loom::cargo(), vec![model.clone()]),
+            Check::Test(args) => {
+                let split = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+                let mut cargo = command::cargo();
+                cargo.arg("test").args(&args[..split]);
+                (cargo, args.get(split + 1..).unwrap_or_default().to_vec())
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Patch {
+    name: String,
+    file: PathBuf,
+    check: Check,
+}
+
+fn patches(folder: &Path, name: Option<&str>) -> Result<Vec<Patch>> {
+    let mut patches = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("could not read {}", folder.display()))? {
+        let file = entry?.path();
+        let Some(stem) = file.file_name().and_then(|file| file.to_str()?.strip_suffix(".patch")) else { continue };
+        if name.is_some_and(|name| !stem.contains(name)) {
+            continue;
+        }
+        let text = fs::read_to_string(&file)?;
+        let first = text.lines().next().unwrap_or_default();
+        let check = Check::parse(first).with_context(|| {
+            format!("{}: the first line is {first:?}; it names a check, such as `check: loom publish`", file.display())
+        })?;
+        patches.push(Patch { name: stem.to_owned(), check, file: file.clone() });
+    }
+    patches.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(patches)
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Passed,
+    Failed(String),
+    NotBuilt,
+}
+
+/// A copy of the tree as it is now. Kept between runs, with its own target folder, so that a run builds only what a patch
+/// touches.
+struct Copy {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    fn new() -> Result<Copy> {
+        let metadata = command::output(command::cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
+        let target = metadata
+            .split_once("\"target_directory\":\"")
+            .and_then(|(_, rest)| rest.split_once('"'))
+            .context("cargo metadata names no target folder")?
+            .0;
+        let folder = Path::new(target).join("planted");
+        let copy = Copy { tree: folder.join("tree"), target: folder.join("target") };
+        copy.refresh()?;
+        Ok(copy)
+    }
+
+    /// Makes the copy equal to the tree; files that are equal already keep their times.
+    fn refresh(&self) -> Result<()> {
+        let list = command::output(Command::new("git").current_dir(project_root()).args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]))?;
+        let wanted: BTreeSet<PathBuf> = list
+            .split('\0')
+            .filter(|name| !name.is_empty() && project_root().join(name).is_file())
+            .map(PathBuf::from)
+            .collect();
+        for name in &wanted {
+            copy_if_new(&project_root().join(name), &self.tree.join(name))?;
+        }
+        remove_others(&self.tree, Path::new(""), &wanted)
+    }
+
+    fn plant(&self, patch: &Patch) -> Result<()> {
+        self.apply(patch, &[])
+    }
+
+    fn heal(&self, patch: &Patch) -> Result<()> {
+        self.apply(patch, &["--reverse"])
+    }
+
+    fn apply(&self, patch: &Patch, args: &[&str]) -> Result<()> {
+        // Outside of any repository's work tree as far as git is concerned: the copy may lie inside one and be ignored there.
+        let mut git = Command::new("git");
+        git.current_dir(&self.tree).env("GIT_CEILING_DIRECTORIES", &self.tree).env("GIT_DIR", "/dev/null");
+        command::run(git.arg("apply").args(args).arg(&patch.file))
+            .with_context(|| format!("{} does not fit the tree: adapt it", patch.name))
+    }
+
+    fn run(&self, check: &Check) -> Result<Outcome> {
+        let command = || {
+            let (mut cargo, program) = check.cargo();
+            cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).env("RUST_BACKTRACE", "0");
+            (cargo, program)
+        };
+        let (mut build, _) = command();
+        build.arg("--no-run").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let built = build.output().with_context(|| format!("could not start `{}`", command::shown(&build)))?;
+        if !built.status.success() {
+            std::io::stderr().write_all(&built.stderr)?;
+            return Ok(Outcome::NotBuilt);
+        }
+        let (mut cargo, program) = command();
+        // coreutils' timeout ends cargo and the test program with it.
+        let mut run = Command::new("timeout");
+        run.arg(LIMIT.as_secs().to_string()).arg(cargo.get_program()).args(cargo.get_args()).arg("--").args(program);
+        run.current_dir(&self.tree).envs(cargo.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        cargo = run;
+        let output =
+            cargo.stdin(Stdio::null()).output().context("could not start `timeout`, which coreutils brings")?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            ensure!(
+                !said.lines().any(|line| line == "running 0 tests") || said.contains(" ... ok"),
+                "{} selects no test",
+                check.shown()
+            );
+            return Ok(Outcome::Passed);
+        }
+        let how = said
+            .lines()
+            .find(|line| line.contains("deadlock") || line.contains("assertion") || line.contains("iolation"));
+        let how = how.or_else(|| said.lines().find(|line| line.contains("panicked at")));
+        let how = how.map_or_else(|| output.status.to_string(), |line| line.trim().chars().take(100).collect());
+        Ok(Outcome::Failed(if output.status.code() == Some(124) { "it hung".to_owned() } else { how }))
+    }
+}
+
+fn copy_if_new(from: &Path, to: &Path) -> Result<()> {
+    let wanted = fs::read(from).with_context(|| format!("could not read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|have| have == wanted) {
+        return Ok(());
+    }
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).with_context(|| format!("could not write {}", to.display()))?;
+    Ok(())
+}
+
+/// Removes from `tree` what is not `wanted`.
+fn remove_others(tree: &Path, under: &Path, wanted: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(tree.join(under))? {
+        let entry = entry?;
+        let name = under.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            remove_others(tree, &name, wanted)?;
+        } else if !wanted.contains(&name) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_is_read_from_the_first_line() {
+        assert_eq!(Check::parse("check: loom publish_and_park"), Some(Check::Loom("publish_and_park".into())));
+        let args = ["--test", "promises"].map(str::to_owned).to_vec();
+        assert_eq!(Check::parse("check: test --test promises"), Some(Check::Test(args)));
+        for line in ["", "check: loom", "check: luck x", "loom x"] {
+            assert_eq!(Check::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn every_patch_in_the_tree_names_its_check() {
+        assert!(!patches(&project_root().join("tests/planted"), None).unwrap().is_empty());
+    }
+}
