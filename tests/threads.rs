@@ -254,7 +254,7 @@ fn rings_share_fences() {
         for ring in &mut rings {
             ring.submission().push(opcode::Wait::new().build().wait(&told)).unwrap();
             ring.submission().push(opcode::Wait::new().build().wait(&point).wait(&told)).unwrap();
-            ring.submit();
+            ring.submit().unwrap();
         }
         for ring in &mut rings {
             assert_eq!(ring.wait_timeout(2, LIMIT), Ok(2), "round {round}");
@@ -280,7 +280,7 @@ fn a_ring_is_dropped_while_submitters_push() {
                             Err(refused) if refused.reason == Refusal::Closed => return,
                             Err(refused) => entry = refused.entry,
                         }
-                        submitter.submit();
+                        submitter.submit().unwrap();
                         submitter = submitter.clone();
                     }
                 })
