@@ -37,12 +37,15 @@ pub enum Deviation {
     /// A LinkTimeout ends the entry before it. io_uring looks for its `user_data`, so that an older entry with the same
     /// one dies instead, and the guarded one lives on.
     LinkTimeoutKey,
+    /// A submit that ends within a chain is refused: nothing is submitted, and the chain goes on with what is pushed next.
+    /// io_uring ends the chain there (P06); with a polling thread, whether it does is a race.
+    OpenChainRefused,
     /// An entry that fails its preparation does not stop the ones behind it: always `IORING_SETUP_SUBMIT_ALL` (P08, P34).
     SubmitAll,
 }
 
 impl Deviation {
-    pub const ALL: [Deviation; 8] = [
+    pub const ALL: [Deviation; 9] = [
         Deviation::CancelQueued,
         Deviation::CancelBypassesDrain,
         Deviation::RealErrnoUnderSkip,
@@ -50,6 +53,7 @@ impl Deviation {
         Deviation::BadDrainHoldsNothing,
         Deviation::DrainEndsWithItself,
         Deviation::LinkTimeoutKey,
+        Deviation::OpenChainRefused,
         Deviation::SubmitAll,
     ];
 }
@@ -150,13 +154,20 @@ pub struct Prediction {
 pub fn predict(program: &Program, rules: Rules) -> Prediction {
     let mut model = Model::new(rules);
     let mut outcome = Outcome::default();
+    let mut pushed = Vec::new();
     for entries in &program.steps {
-        let taken = model.submit(entries);
+        pushed.extend_from_slice(entries);
+        if rules.deviate(Deviation::OpenChainRefused) && pushed.last().is_some_and(Entry::is_chained) {
+            outcome.steps.push(Step::default());
+            continue;
+        }
+        let taken = model.submit(&pushed);
         model.settle();
         outcome.steps.push(Step { taken, done: std::mem::take(&mut model.posted) });
-        if taken < entries.len() {
+        if taken < pushed.len() {
             break;
         }
+        pushed.clear();
     }
     Prediction { outcome, parallel: model.parallel, never_drained: model.never_drained }
 }

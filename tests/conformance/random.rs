@@ -47,10 +47,10 @@ impl Dice {
 
 impl Menu {
     fn choose(dice: &mut Dice, subject: Subject) -> Menu {
-        let open_chains = matches!(subject, Subject::Kernel(mode) if mode != Mode::Sqpoll) && dice.chance(10);
+        let open_chains = subject != Subject::Kernel(Mode::Sqpoll) && dice.chance(10);
         let drains = dice.chance(30);
         let ours = subject == Subject::Moonring;
-        if drains && ours && dice.chance(40) {
+        if drains && ours && dice.chance(70) {
             // What a drain holds can be cancelled, and a drain behind what never ends got rid of.
             let cancels = true;
             return Menu { drains, skips: 20, cancels, timers_fire: false, timers_endless: true, open_chains };
@@ -60,8 +60,8 @@ impl Menu {
             let skips = if ours { 20 } else { 2 };
             return Menu { drains, skips, cancels: false, timers_fire: true, timers_endless: false, open_chains };
         }
-        let timers_fire = dice.chance(15);
-        let cancels = !timers_fire && !open_chains;
+        let timers_fire = dice.chance(20);
+        let cancels = !timers_fire && (ours || !open_chains);
         Menu { drains, skips: 20, cancels, timers_fire, timers_endless: true, open_chains }
     }
 }
@@ -76,7 +76,7 @@ pub fn program(seed: u64, subject: Subject) -> Program {
         let mut step: Vec<Entry> = Vec::new();
         for _ in 0..dice.up_to(8) {
             let entry = entry(&mut dice, menu, subject, step.last(), next);
-            if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(40) {
+            if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(70) {
                 make_twin(&program, &mut step);
             }
             step.push(entry);
@@ -110,7 +110,7 @@ fn make_twin(program: &Program, step: &mut [Entry]) {
 
 fn entry(dice: &mut Dice, menu: Menu, subject: Subject, before: Option<&Entry>, next: u64) -> Entry {
     let mut flags = Flags::empty();
-    if dice.chance(40) {
+    if dice.chance(70) {
         flags |= Flags::LINK;
     } else if dice.chance(20) {
         flags |= Flags::HARDLINK;
