@@ -21,7 +21,7 @@ pub fn difference(program: &Program, prediction: &Prediction, seen: &Outcome, co
         }
     }
     let (right, seen) = (spans(program, right), spans(program, seen));
-    chain_disorder(program, &seen).or_else(|| drain_disorder(program, &prediction.never_drained, &right, &seen))
+    chain_disorder(prediction, &seen).or_else(|| drain_disorder(prediction, &right, &seen))
 }
 
 /// The completions, sorted, with the ticks of an endless Timeout as one.
@@ -49,8 +49,8 @@ fn spans(program: &Program, outcome: &Outcome) -> HashMap<u64, Span> {
 }
 
 /// A violation of the order inside a chain, which only LinkTimeouts are exempt from.
-fn chain_disorder(program: &Program, seen: &HashMap<u64, Span>) -> Option<String> {
-    for chain in program.chains() {
+fn chain_disorder(prediction: &Prediction, seen: &HashMap<u64, Span>) -> Option<String> {
+    for chain in &prediction.chains {
         let members = chain.iter().filter(|entry| !matches!(entry.op, Op::LinkTimeout(_)));
         let placed: Vec<_> = members.filter_map(|entry| Some((seen.get(&entry.user_data)?, entry.user_data))).collect();
         if let Some([(_, before), (_, after)]) = placed.array_windows().find(|[before, after]| before.0.1 > after.0.0) {
@@ -61,14 +61,9 @@ fn chain_disorder(program: &Program, seen: &HashMap<u64, Span>) -> Option<String
 }
 
 /// A violation of the order across a chain with a drain, where what is right has that order.
-fn drain_disorder(
-    program: &Program,
-    never_drained: &[u64],
-    right: &HashMap<u64, Span>,
-    seen: &HashMap<u64, Span>,
-) -> Option<String> {
-    let drained = |chain: &&[Entry]| !chain.iter().any(|entry| never_drained.contains(&entry.user_data));
-    let chains: Vec<_> = program.chains().filter(drained).collect();
+fn drain_disorder(prediction: &Prediction, right: &HashMap<u64, Span>, seen: &HashMap<u64, Span>) -> Option<String> {
+    let never_drained = |entry: &Entry| prediction.never_drained.contains(&entry.user_data);
+    let chains: Vec<_> = prediction.chains.iter().filter(|chain| !chain.iter().any(never_drained)).collect();
     let span = |spans: &HashMap<u64, Span>, chain: &[Entry]| {
         let spans: Vec<_> = chain.iter().filter_map(|entry| spans.get(&entry.user_data)).collect();
         Some((spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.1).max()?))
@@ -78,8 +73,8 @@ fn drain_disorder(
         if !drain.iter().any(|entry| entry.flags.contains(Flags::DRAIN)) {
             continue;
         }
-        let pairs = chains[..at].iter().map(|chain| (chain, drain));
-        for (before, after) in pairs.chain(chains[at + 1..].iter().map(|chain| (drain, chain))) {
+        let pairs = chains[..at].iter().map(|chain| (*chain, *drain));
+        for (before, after) in pairs.chain(chains[at + 1..].iter().map(|chain| (*drain, *chain))) {
             if in_order(right, before, after) == Some(true) && in_order(seen, before, after) == Some(false) {
                 let (before, after) = (before[0].user_data, after[0].user_data);
                 return Some(format!("the chain of {after} overtook that of {before} across a drain"));

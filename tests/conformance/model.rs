@@ -144,6 +144,8 @@ impl Rules {
 #[derive(Debug)]
 pub struct Prediction {
     pub outcome: Outcome,
+    /// What was submitted, chain by chain, an entry alone being one.
+    pub chains: Vec<Vec<Entry>>,
     /// The kernel uses worker threads: its completions come later, and in no order.
     pub parallel: bool,
     /// The `user_data` of what no drain put in order: it failed its preparation, or was cancelled before it started.
@@ -154,6 +156,7 @@ pub struct Prediction {
 pub fn predict(program: &Program, rules: Rules) -> Prediction {
     let mut model = Model::new(rules);
     let mut outcome = Outcome::default();
+    let mut chains = Vec::new();
     let mut pushed = Vec::new();
     for entries in &program.steps {
         pushed.extend_from_slice(entries);
@@ -161,6 +164,7 @@ pub fn predict(program: &Program, rules: Rules) -> Prediction {
             outcome.steps.push(Step::default());
             continue;
         }
+        chains.extend(pushed.split_inclusive(|entry| !entry.is_chained()).map(<[Entry]>::to_vec));
         let taken = model.submit(&pushed);
         model.settle();
         outcome.steps.push(Step { taken, done: std::mem::take(&mut model.posted) });
@@ -169,7 +173,7 @@ pub fn predict(program: &Program, rules: Rules) -> Prediction {
         }
         pushed.clear();
     }
-    Prediction { outcome, parallel: model.parallel, never_drained: model.never_drained }
+    Prediction { outcome, chains, parallel: model.parallel, never_drained: model.never_drained }
 }
 
 /// Timers later than this do not fire.

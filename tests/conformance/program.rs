@@ -124,11 +124,6 @@ impl Program {
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.steps.iter().flatten()
     }
-
-    /// Every chain, an entry alone being one. A submit ends the last of its own.
-    pub fn chains(&self) -> impl Iterator<Item = &[Entry]> {
-        self.steps.iter().flat_map(|step| step.split_inclusive(|entry| !entry.is_chained()))
-    }
 }
 
 /// A completion: what of it is compared.

@@ -50,7 +50,7 @@ impl Menu {
         let open_chains = subject != Subject::Kernel(Mode::Sqpoll) && dice.chance(10);
         let drains = dice.chance(30);
         let ours = subject == Subject::Moonring;
-        if drains && ours && dice.chance(70) {
+        if drains && ours && dice.chance(40) {
             // What a drain holds can be cancelled, and a drain behind what never ends got rid of.
             let cancels = true;
             return Menu { drains, skips: 20, cancels, timers_fire: false, timers_endless: true, open_chains };
@@ -110,7 +110,7 @@ fn make_twin(program: &Program, step: &mut [Entry]) {
 
 fn entry(dice: &mut Dice, menu: Menu, subject: Subject, before: Option<&Entry>, next: u64) -> Entry {
     let mut flags = Flags::empty();
-    if dice.chance(70) {
+    if dice.chance(40) {
         flags |= Flags::LINK;
     } else if dice.chance(20) {
         flags |= Flags::HARDLINK;
