@@ -1,12 +1,13 @@
 //! Entries: what a caller asks for, before a push lowers it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bitflags::bitflags;
 
-use crate::engine::Remote;
+use crate::engine::{Remote, Segment};
 use crate::fence::Fence;
-use crate::region::Slice;
+use crate::region::{RegionInner, Slice};
 use crate::sqe::Opcode;
 
 bitflags! {
@@ -56,12 +57,55 @@ pub(crate) struct Transfer {
 /// What an entry is about.
 #[derive(Debug)]
 pub(crate) enum Payload {
+    Transfer(Transfer),
+    Other(Other),
+}
+
+/// Apart, so that a null pointer in the place of a transfer's can tell the two from each other: an entry is moved by value.
+#[derive(Debug)]
+pub(crate) enum Other {
     /// Numbers, as they go into the SQE.
     Values {
         local: u64,
         remote: u64,
     },
-    Transfer(Transfer),
+    Parts(Box<Parts>),
+}
+
+/// The parts of a vectored entry.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    List(Vec<Transfer>),
+    /// Pages of `page` bytes, counted from the start of both ranges: local and remote number.
+    Pages {
+        base: Transfer,
+        page: u64,
+        pages: Vec<(u32, u32)>,
+    },
+}
+
+impl Parts {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Parts::List(list) => list.len(),
+            Parts::Pages { pages, .. } => pages.len(),
+        }
+    }
+
+    /// A part: its region, local address, length and remote address. For pages only after a check of the page's place.
+    pub(crate) fn get(&self, at: usize) -> (&Arc<RegionInner>, u64, u64, u64) {
+        match self {
+            Parts::List(list) => {
+                let Transfer { local, remote } = &list[at];
+                (&local.region, local.address, local.len, remote.address)
+            }
+            &Parts::Pages { ref base, page, ref pages } => {
+                let (local, remote) = pages[at];
+                let [local, remote] = [local, remote].map(|number| u64::from(number) * page);
+                (&base.local.region, base.local.address + local, page, base.remote.address + remote)
+            }
+        }
+    }
 }
 
 /// An opcode's own settings, as they go into the SQE.
@@ -76,11 +120,13 @@ pub(crate) struct Args {
 impl Entry {
     /// Most fences on one entry.
     pub const MAX_FENCES: usize = crate::ring::shared::MAX_FENCES;
+    /// Most parts of one vectored entry.
+    pub const MAX_PARTS: usize = crate::ring::parts::MAX_PARTS;
 
     #[inline]
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
-        let payload = Payload::Values { local, remote };
+        let payload = Payload::Other(Other::Values { local, remote });
         Entry {
             op,
             flags: EntryFlags::empty(),
@@ -94,9 +140,27 @@ impl Entry {
         }
     }
 
+    pub(crate) fn vectored(op: Opcode, parts: Parts) -> Entry {
+        Entry { payload: Payload::Other(Other::Parts(Box::new(parts))), ..Entry::new(op, Args::default()) }
+    }
+
     #[inline]
     pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
         Entry { payload: Payload::Transfer(Transfer { local, remote }), ..Entry::new(op, Args::default()) }
+    }
+
+    /// The segment that it goes to, if it moves anything.
+    #[inline]
+    pub(crate) fn segment(&self) -> Option<&Segment> {
+        let transfer = match &self.payload {
+            Payload::Transfer(transfer) => transfer,
+            Payload::Other(Other::Values { .. }) => return None,
+            Payload::Other(Other::Parts(parts)) => match &**parts {
+                Parts::List(list) => list.first()?,
+                Parts::Pages { base, .. } => base,
+            },
+        };
+        Some(&transfer.remote.segment)
     }
 
     /// Adds flags: links, drains, no completion on success.

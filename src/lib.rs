@@ -9,6 +9,8 @@
 //! * A [`Fence`] is something that will have happened: a host thread's signal, a value of a timeline, a CUDA event. An
 //!   entry waits for up to [`Entry::MAX_FENCES`] of them. The transport is not called for it before all have signalled;
 //!   if one fails, the entry fails with its cause and the transport is never called.
+//! * A transfer may have up to [`Entry::MAX_PARTS`] parts, given as a list of slices ([`opcode::Readv`]) or by page numbers
+//!   ([`opcode::ReadPages`]). It still is one entry with one completion.
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
 //!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times.
 //!

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::engine::{Remote, Segment};
-use crate::entry::{Args, Entry};
+use crate::entry::{Args, Entry, Parts, Transfer};
 use crate::region::{Registered, Slice};
 use crate::sqe::{Opcode, op_flags};
 
@@ -110,6 +110,108 @@ impl Write {
         let (local, remote) = self.transfer;
         Entry::transfer(Opcode::Write, local, remote)
     }
+}
+
+/// Moves bytes from several places of a peer's memory into several of ours: a load in parts, with one completion.
+///
+/// Completes with the number of all bytes once every part has landed. If a part fails, no further one is issued, and the
+/// entry completes with the first failure that was seen when the issued ones have their results: with `MORE` if one of them
+/// may still touch its local range, and once more with `NOTIF` when none does. Any part may have moved then, or not.
+///
+/// Up to [`Entry::MAX_PARTS`] parts, all of one segment, together less than 2 GiB. It takes one of the ring's part lists
+/// until its local ranges are quiet, of which there are an eighth of the ring's capacity.
+#[derive(Debug)]
+pub struct Readv {
+    parts: Parts,
+}
+
+impl Readv {
+    /// Reads each slice's bytes from the place beside it on. A part may have 0 bytes; without any the entry completes with 0
+    /// after its fences, without the transport. All is checked at push.
+    pub fn new(parts: impl IntoIterator<Item = (Slice, Remote)>) -> Readv {
+        Readv { parts: list(parts) }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::vectored(Opcode::Readv, self.parts)
+    }
+}
+
+/// Moves bytes from several places of our memory into several of a peer's: a store in parts, with one completion. As
+/// [`Readv`]. After a failure the remote ranges are undefined until their owner has unregistered them, as after a [`Write`].
+#[derive(Debug)]
+pub struct Writev {
+    parts: Parts,
+}
+
+impl Writev {
+    /// Writes each slice's bytes to the place beside it on. See [`Readv::new`].
+    pub fn new(parts: impl IntoIterator<Item = (Slice, Remote)>) -> Writev {
+        Writev { parts: list(parts) }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::vectored(Opcode::Writev, self.parts)
+    }
+}
+
+/// [`Readv`] by page numbers: pages of one size in one local range, from pages of that size in a peer's memory.
+#[derive(Debug)]
+pub struct ReadPages {
+    parts: Parts,
+}
+
+impl ReadPages {
+    /// For each pair of `pages`, a local and a remote number, reads the `page_size` bytes of the remote page, counted from
+    /// `remote` on, into the local page, counted from the start of `local`. That every local page lies inside `local` is
+    /// checked at push.
+    pub fn new(
+        local: Slice,
+        remote: Remote,
+        page_size: usize,
+        pages: impl IntoIterator<Item = (u32, u32)>,
+    ) -> ReadPages {
+        ReadPages { parts: paged(local, remote, page_size, pages) }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::vectored(Opcode::Readv, self.parts)
+    }
+}
+
+/// [`Writev`] by page numbers.
+#[derive(Debug)]
+pub struct WritePages {
+    parts: Parts,
+}
+
+impl WritePages {
+    /// For each pair of `pages`, a local and a remote number, writes the local page to the remote one. See
+    /// [`ReadPages::new`].
+    pub fn new(
+        local: Slice,
+        remote: Remote,
+        page_size: usize,
+        pages: impl IntoIterator<Item = (u32, u32)>,
+    ) -> WritePages {
+        WritePages { parts: paged(local, remote, page_size, pages) }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::vectored(Opcode::Writev, self.parts)
+    }
+}
+
+fn list(parts: impl IntoIterator<Item = (Slice, Remote)>) -> Parts {
+    Parts::List(parts.into_iter().map(|(local, remote)| Transfer { local, remote }).collect())
+}
+
+fn paged(local: Slice, remote: Remote, page: usize, pages: impl IntoIterator<Item = (u32, u32)>) -> Parts {
+    Parts::Pages { base: Transfer { local, remote }, page: page as u64, pages: pages.into_iter().collect() }
 }
 
 fn nanos(span: Duration) -> u64 {

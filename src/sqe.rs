@@ -8,6 +8,7 @@ use static_assertions::{const_assert, const_assert_eq};
 use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
+use crate::ring::parts::{PartList, PartLists};
 use crate::spsc::Leftover;
 
 /// What an entry does. The numbers are moonring's own; 0 is io_uring's Nop too.
@@ -22,6 +23,15 @@ pub(crate) enum Opcode {
     LinkTimeout = 5,
     Cancel = 6,
     TimeoutUpdate = 7,
+    Readv = 8,
+    Writev = 9,
+}
+
+impl Opcode {
+    /// True if its bytes move in parts.
+    pub(crate) fn is_vectored(self) -> bool {
+        matches!(self, Opcode::Readv | Opcode::Writev)
+    }
 }
 
 /// `op_flags` of the opcodes that have some.
@@ -48,7 +58,8 @@ pub(crate) mod op_flags {
     pub(crate) const REGION: u16 = 1 << 9;
 }
 
-/// A lowered entry. It owns a count of its one fence, or a side block with several, and a use of its region. Copying it
+/// A lowered entry. It owns a count of its one fence, or a side block with several, and a use of its region or a list of
+/// parts. Copying it
 /// copies no ownership: exactly one copy is taken by the core, or discarded.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +72,8 @@ pub(crate) struct Sqe {
     pub(crate) user_data: u64,
     /// The local range's address; nanoseconds of a timeout; what to cancel.
     pub(crate) local: u64,
-    /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps.
+    /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps. For a
+    /// vectored entry its list of parts instead, from `Box::into_raw`.
     pub(crate) region: *const RegionInner,
     /// The remote range's address; a timeout's new nanoseconds.
     pub(crate) remote: u64,
@@ -81,6 +93,8 @@ unsafe impl Send for Sqe {}
 
 impl Sqe {
     pub(crate) const NO_SIDE: u32 = u32::MAX;
+    /// The target of a vectored entry without parts.
+    pub(crate) const NO_TARGET: u32 = u32::MAX;
 
     /// A Nop that owns nothing.
     pub(crate) const EMPTY: Sqe = Sqe {
@@ -117,22 +131,69 @@ impl Sqe {
 
     /// True if it moves bytes.
     pub(crate) fn is_transfer(&self) -> bool {
-        matches!(self.op, Opcode::Read | Opcode::Write)
+        matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored()
     }
 
-    /// The address of the region of its local range.
-    pub(crate) fn region_address(&self) -> u64 {
+    /// The segment whose share it takes a unit of.
+    #[inline]
+    pub(crate) fn segment(&self) -> Option<u32> {
+        (self.is_transfer() && self.target != Sqe::NO_TARGET).then_some(self.target)
+    }
+
+    /// What a vectored entry has in the place of its region.
+    pub(crate) fn place_of(parts: Box<PartList>) -> *const RegionInner {
+        Box::into_raw(parts).cast_const().cast()
+    }
+
+    /// A vectored entry's parts, until its uses are ended.
+    #[inline]
+    pub(crate) fn parts(&self) -> Option<&PartList> {
+        // SAFETY: a vectored entry's pointer is null or came from `place_of`, and the one copy of the entry that counts owns
+        // the list.
+        self.op.is_vectored().then(|| unsafe { self.region.cast::<PartList>().as_ref() }).flatten()
+    }
+
+    /// The same, to count in.
+    pub(crate) fn parts_mut(&mut self) -> Option<&mut PartList> {
+        // SAFETY: as above.
+        self.op.is_vectored().then(|| unsafe { self.region.cast_mut().cast::<PartList>().as_mut() }).flatten()
+    }
+
+    fn take_parts(&mut self) -> Option<Box<PartList>> {
+        let parts = std::mem::replace(&mut self.region, ptr::null()).cast_mut().cast::<PartList>();
+        // SAFETY: as above; it is forgotten here.
+        (!parts.is_null()).then(|| unsafe { Box::from_raw(parts) })
+    }
+
+    /// True if a local range of it is in the region at `address`.
+    pub(crate) fn uses_region(&self, address: u64) -> bool {
+        if self.op.is_vectored() {
+            return self.parts().is_some_and(|parts| parts.uses_region(address));
+        }
         // SAFETY: as in `end_use`.
-        unsafe { self.region.as_ref() }.map_or(0, |region| region.memory.address)
+        unsafe { self.region.as_ref() }.is_some_and(|region| region.memory.address == address)
     }
 
-    /// Leaves the region in use for ever: something may touch it that cannot be stopped.
+    /// Leaves the regions in use for ever: something may touch them that cannot be stopped.
     pub(crate) fn forget_use(&mut self) {
+        if self.op.is_vectored() {
+            drop(self.take_parts());
+        }
         self.region = ptr::null();
     }
 
-    /// Ends the use of the region.
-    pub(crate) fn end_use(&mut self) {
+    /// Ends the uses of regions. A vectored entry's list goes back to its pool, if that is there.
+    #[inline]
+    pub(crate) fn end_use(&mut self, lists: Option<&PartLists>) {
+        if self.op.is_vectored() {
+            if let Some(mut parts) = self.take_parts() {
+                parts.end_uses();
+                if let Some(lists) = lists {
+                    lists.give_back(parts);
+                }
+            }
+            return;
+        }
         let region = std::mem::replace(&mut self.region, ptr::null());
         if !region.is_null() {
             // SAFETY: the engine keeps every region's `RegionInner` until it is dropped, and the ring keeps the engine.
@@ -142,9 +203,10 @@ impl Sqe {
 }
 
 impl Leftover for Sqe {
-    /// Lets go of an entry that no core will take. A side block it has is the ring's, and goes with the ring.
+    /// Lets go of an entry that no core will take. A side block it has is the ring's, and goes with the ring; so did its
+    /// pool of part lists.
     fn discard(mut self) {
         drop(self.take_fence());
-        self.end_use();
+        self.end_use(None);
     }
 }

@@ -87,6 +87,30 @@ fn steady_state_allocates_nothing() {
         }
     });
     assert_eq!(allocations, 0, "in 33,000 operations");
+
+    // Building a vectored entry allocates its list; pushing it and everything after does not, once there are part lists.
+    let pages = |n: u32| (0..64).map(move |at| (at, (at + n) % 64));
+    let entry = |n| {
+        let remote = setup.peer.at(setup.theirs.address());
+        opcode::ReadPages::new(setup.ours.slice(..).unwrap(), remote, 256, pages(n)).build()
+    };
+    let mut entries: Vec<_> = (0..800).map(entry).collect();
+    let mut eight = |setup: &mut Setup| {
+        for entry in entries.drain(entries.len() - 8..) {
+            setup.push(entry);
+        }
+        setup.ring.submit().unwrap();
+        let mut reaped = 0;
+        while reaped < 8 {
+            setup.ring.wait(1).unwrap();
+            reaped += setup.ring.completion().count();
+        }
+    };
+    for _ in 0..20 {
+        eight(&mut setup);
+    }
+    let allocations = count(|| (0..80).for_each(|_| eight(&mut setup)));
+    assert_eq!(allocations, 0, "in 640 vectored entries");
     // The count can fail.
     assert_eq!(count(|| drop(Box::new(1))), 1);
 }

@@ -129,8 +129,8 @@ impl Core {
         match self.slots[slot].state {
             State::Free | State::Guarding | State::Overdue | State::Waiting => return None,
             State::Held => self.cancel_held(slot),
-            State::Issued if !detach => return Some(Outcome::TooLate),
-            State::Gated | State::Timing | State::Ready | State::Issued => {
+            State::Issuing | State::Issued if !detach => return Some(Outcome::TooLate),
+            State::Gated | State::Timing | State::Ready | State::Issuing | State::Issued => {
                 self.cut_short(slot, errno::ECANCELED, Stage::Cancel);
             }
         }
@@ -142,9 +142,17 @@ impl Core {
         match self.slots[slot].state {
             State::Gated => self.leave_gate(slot),
             State::Ready => self.leave_ready(slot),
-            State::Issued => {
-                self.slots[slot].quiet = false;
-                self.slots.member(slot).detached = true;
+            State::Issuing | State::Issued => {
+                if self.slots[slot].state == State::Issuing {
+                    self.leave_ready(slot);
+                }
+                match self.slots[slot].sqe.parts() {
+                    Some(parts) => self.slots[slot].quiet = parts.is_quiet(),
+                    None => {
+                        self.slots[slot].quiet = false;
+                        self.slots.member(slot).detached = true;
+                    }
+                }
             }
             State::Free | State::Held | State::Timing | State::Guarding | State::Overdue | State::Waiting => {}
         }
@@ -199,7 +207,7 @@ impl Core {
         for _ in 0..BUDGET {
             let Some((due, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
-            if self.slots[slot].state == State::Issued && !settled {
+            if matches!(self.slots[slot].state, State::Issuing | State::Issued) && !settled {
                 // It may have ended: once in a turn every driver says what it knows.
                 self.settle_drivers();
                 settled = true;
@@ -210,7 +218,7 @@ impl Core {
                 State::Timing => self.time_out(slot, due),
                 State::Guarding => self.guard_fires(slot),
                 State::Gated | State::Ready => self.cut_short(slot, errno::ETIME, Stage::Gate),
-                State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
+                State::Issuing | State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
                 state => unreachable!("a slot in state {state:?} has no timer"),
             }
         }
@@ -246,7 +254,7 @@ fn is_selected(entry: &Slot, select: Select) -> bool {
     let Slot { sqe, .. } = entry;
     match select.op_flags {
         flags if flags & op_flags::SEGMENT != 0 => sqe.is_transfer() && u64::from(sqe.target) == select.key,
-        flags if flags & op_flags::REGION != 0 => sqe.is_transfer() && sqe.region_address() == select.key,
+        flags if flags & op_flags::REGION != 0 => sqe.is_transfer() && sqe.uses_region(select.key),
         flags if flags & op_flags::ANY != 0 => true,
         _ => sqe.user_data == select.key,
     }

@@ -10,6 +10,7 @@ mod cancel;
 mod chain;
 mod gate;
 mod index;
+mod parts;
 mod peers;
 mod ring;
 mod slots;
@@ -417,8 +418,10 @@ impl Core {
         let Sqe { op, len, .. } = self.slots[slot].sqe;
         self.slots[slot].issued = self.now;
         match op {
-            Opcode::Read | Opcode::Write if len > 0 => self.make_ready(slot),
-            Opcode::Wait | Opcode::Read | Opcode::Write => self.conclude(slot, 0, Stage::Done, 0),
+            Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev if len > 0 => self.make_ready(slot),
+            Opcode::Wait | Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev => {
+                self.conclude(slot, 0, Stage::Done, 0);
+            }
             Opcode::Nop => {
                 let res = len as i32;
                 self.conclude(slot, res, if res < 0 { Stage::Issue } else { Stage::Done }, 0);
@@ -478,10 +481,10 @@ impl Core {
     /// Posts what a slot has to say, or lets it wait for room. Frees the slot if that was the last of it.
     fn post_slot(&mut self, slot: u32) {
         let index = self.slots[slot].ring;
-        if self.slots[slot].quiet {
-            self.slots[slot].sqe.end_use();
-        }
         let ring = self.rings[index as usize].as_mut().expect("a ring outlives its entries");
+        if self.slots[slot].quiet {
+            ring.end_use(&mut self.slots[slot].sqe);
+        }
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
             ring.give_back(&self.slots[slot].sqe);
             self.slots.release(slot);
@@ -525,6 +528,13 @@ impl Core {
     }
 
     fn land(&mut self, event: Event) {
+        let (Event::Result { op, .. } | Event::Quiet { op, .. }) = event;
+        if let Some(slot) = self.slots.find(op)
+            && self.slots[slot].sqe.op.is_vectored()
+        {
+            self.land_part(slot, event);
+            return;
+        }
         match event {
             Event::Result { op, res, stage, detail, quiet } => {
                 let Some(slot) = self.slots.find(op) else { return };
@@ -555,6 +565,11 @@ impl Core {
         }
     }
 
+    fn end_use(&mut self, slot: u32) {
+        let ring = self.rings[self.slots[slot].ring as usize].as_mut().expect("a ring outlives its entries");
+        ring.end_use(&mut self.slots[slot].sqe);
+    }
+
     /// Nothing touches the local range of an entry any more whose result was not quiet.
     fn quieten(&mut self, slot: u32, detail: i32) {
         let entry = &mut self.slots[slot];
@@ -574,7 +589,7 @@ impl Core {
         match state {
             State::Overdue => self.post_slot(slot),
             // Its result still waits for room, and will be the only completion.
-            _ => self.slots[slot].sqe.end_use(),
+            _ => self.end_use(slot),
         }
     }
 
@@ -598,6 +613,7 @@ impl Core {
         for slot in own {
             match self.slots[slot].state {
                 State::Free | State::Issued | State::Overdue | State::Waiting => {}
+                State::Issuing => self.stop_issuing(slot, errno, Stage::Shutdown),
                 _ => self.cut_short(slot, errno, Stage::Shutdown),
             }
         }
@@ -643,7 +659,7 @@ impl Core {
         let own = self.slots_of(index);
         for slot in own {
             if quiet {
-                self.slots[slot].sqe.end_use();
+                self.end_use(slot);
             }
             self.slots.release(slot);
         }
@@ -667,12 +683,13 @@ impl Core {
                     State::Held | State::Gated | State::Timing | State::Guarding => true,
                     // What the driver was being offered when it panicked may have been started.
                     State::Ready => !offered,
-                    State::Issued | State::Overdue => false,
+                    State::Issuing | State::Issued | State::Overdue => false,
                     State::Waiting if entry.quiet => continue,
                     State::Waiting => false,
                 };
                 if stopped {
-                    entry.sqe.end_use();
+                    let ring = self.rings[index as usize].as_ref().expect("looked at above");
+                    ring.end_use(&mut entry.sqe);
                 } else {
                     // The region stays in use for ever.
                     entry.sqe.forget_use();

@@ -6,6 +6,7 @@ use super::slots::{List, NONE, State};
 use super::{BUDGET, Core};
 use crate::Segment;
 use crate::code::{Stage, errno};
+use crate::ring::parts::Part;
 use crate::sqe::Opcode;
 use crate::transport::{Caps, Direction, Driver, Hint, Op, Transport};
 
@@ -28,7 +29,7 @@ pub(super) struct Peer {
     segment: Option<Segment>,
     /// Entries whose fences have signalled, in that order.
     ready: List,
-    /// Entries with the transport.
+    /// Operations with the transport.
     in_flight: u32,
     /// In `ready_peers`.
     queued: bool,
@@ -118,18 +119,46 @@ impl Core {
             && self.ops.len() < most as usize
         {
             let sqe = &self.slots[slot].sqe;
-            let direction = if sqe.op == Opcode::Read { Direction::Read } else { Direction::Write };
+            let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv);
+            let direction = if reads { Direction::Read } else { Direction::Write };
             let token = self.slots.token(slot);
-            self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote: sqe.remote });
+            if let Some(parts) = sqe.parts() {
+                let room = most as usize - self.ops.len();
+                let op = |&Part { local, len, remote, .. }: &Part| Op { token, direction, local, len, remote };
+                self.ops.extend(parts.unissued().iter().take(room).map(op));
+            } else {
+                self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote: sqe.remote });
+            }
             next = peer.ready.after(&self.slots, slot);
+        }
+        if self.ops.is_empty() {
+            // What was ready is cancelled.
+            return false;
         }
         let target = peer.target;
         let taken = driver.submit(target, &self.ops, self.now, &mut self.events);
         self.ops.clear();
         let peer = &mut self.peers[index as usize];
-        for _ in 0..taken {
-            let slot = peer.ready.pop_front(&mut self.slots).expect("a driver takes no more than it was offered");
-            self.slots[slot].state = State::Issued;
+        let mut left = taken;
+        while left > 0 {
+            let slot = peer.ready.front().expect("a driver takes no more than it was offered");
+            let began = self.slots[slot].state == State::Issuing;
+            let mut whole = true;
+            if let Some(parts) = self.slots[slot].sqe.parts_mut() {
+                let count = parts.unissued().len().min(left);
+                parts.issue(count);
+                whole = parts.unissued().is_empty();
+                left -= count;
+            } else {
+                left -= 1;
+            }
+            if whole {
+                peer.ready.pop_front(&mut self.slots);
+            }
+            self.slots[slot].state = if whole { State::Issued } else { State::Issuing };
+            if began {
+                continue;
+            }
             self.slots[slot].issued = self.now;
             match self.slots.member(slot).transfer_limit {
                 0 => self.timers.remove(slot),
@@ -144,8 +173,13 @@ impl Core {
 
     fn refuse_stale(&mut self, index: u32) -> bool {
         for _ in 0..BUDGET {
-            let Some(slot) = self.peers[index as usize].ready.pop_front(&mut self.slots) else { break };
-            self.conclude(slot, -errno::ESTALE, Stage::Issue, 0);
+            let Some(slot) = self.peers[index as usize].ready.front() else { break };
+            if self.slots[slot].state == State::Issuing {
+                self.stop_issuing(slot, errno::ESTALE, Stage::Issue);
+            } else {
+                self.leave_ready(slot);
+                self.conclude(slot, -errno::ESTALE, Stage::Issue, 0);
+            }
         }
         true
     }

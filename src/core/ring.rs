@@ -143,6 +143,12 @@ impl RingState {
         (Arc::clone(&self.shared), self.side_edges + side as usize * MAX_FENCES)
     }
 
+    /// Ends the uses of regions that an entry has begun.
+    #[inline]
+    pub(super) fn end_use(&self, sqe: &mut Sqe) {
+        sqe.end_use(Some(&self.shared.lists));
+    }
+
     pub(super) fn add_lane(&mut self, lane: u32, entries: Consumer<Sqe>) {
         let at = lane as usize;
         if self.lanes.len() <= at {
@@ -271,8 +277,8 @@ impl RingState {
     /// An entry has ended for good. Called as [`give_back_unit`](Self::give_back_unit).
     #[inline]
     pub(super) fn give_back(&mut self, sqe: &Sqe) {
-        if sqe.is_transfer() {
-            self.share(sqe.target).give_back();
+        if let Some(target) = sqe.segment() {
+            self.share(target).give_back();
         }
         self.give_back_unit();
     }

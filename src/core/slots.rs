@@ -23,6 +23,8 @@ pub(crate) enum State {
     Guarding,
     /// Waits for its peer's turn.
     Ready,
+    /// A vectored entry of which the transport has a part, and the rest waits for its peer's turn.
+    Issuing,
     /// With the transport.
     Issued,
     /// Its result is posted with MORE; the transport may still touch the local range.

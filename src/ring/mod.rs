@@ -1,6 +1,7 @@
 //! The ring: where entries go in and completions come out.
 
 pub(crate) mod control;
+pub(crate) mod parts;
 mod push;
 mod reap;
 pub(crate) mod share;

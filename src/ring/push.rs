@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
 use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
-use crate::entry::{Entry, EntryFlags, Payload, Transfer};
+use crate::engine::Segment;
+use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::Fence;
 use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::Sqe;
@@ -46,6 +48,36 @@ pub enum Refusal {
     /// Too many fences.
     #[error("the entry waits for {0} fences, at most {max} are possible; a timeline can stand for many", max = Entry::MAX_FENCES)]
     TooManyFences(usize),
+    /// Every list of parts is in use: a vectored entry holds one until its local ranges are quiet, and a ring has an eighth as
+    /// many as its capacity, at least one.
+    #[error("all {count} part lists are in use by vectored entries; push again when some of them have completed")]
+    NoPartList {
+        /// How many there are.
+        count: u32,
+    },
+    /// Too many parts.
+    #[error("the entry has {0} parts, at most {max} are possible; split it", max = Entry::MAX_PARTS)]
+    TooManyParts(usize),
+    /// The parts go to more than one segment.
+    #[error("part {part} goes to segment {segment:?}, those before it to another; split the entry by segments")]
+    OtherSegment {
+        /// The first part that goes elsewhere, counted from 0.
+        part: u32,
+        /// Where it goes.
+        segment: Box<str>,
+    },
+    /// A local page lies outside.
+    #[error(
+        "local page {page} of {size} bytes: the local range has {len} bytes, and only whole pages of it can be used"
+    )]
+    LocalPage {
+        /// Its number.
+        page: u32,
+        /// Bytes of a page.
+        size: u64,
+        /// The local range's bytes.
+        len: u64,
+    },
     /// Too long for one entry.
     #[error("the entry moves {0} bytes, an entry moves less than 2 GiB; split it")]
     TooLong(u64),
@@ -209,6 +241,7 @@ impl Pusher {
         if let Some(mut sqe) = self.sq.unwrite() {
             self.give_side_back(std::mem::replace(&mut sqe.side, Sqe::NO_SIDE));
             self.give_share_back(&sqe);
+            sqe.end_use(Some(&self.shared.lists));
             sqe.discard();
             match &mut self.units {
                 Units::Own { accepted, .. } => *accepted -= 1,
@@ -231,7 +264,7 @@ impl Pusher {
         let &Entry { op, flags, op_flags, len, user_data, .. } = entry;
         let mut sqe = Sqe { op, flags, op_flags, len, user_data, ..Sqe::EMPTY };
         match &entry.payload {
-            &Payload::Values { local, remote } => (sqe.local, sqe.remote) = (local, remote),
+            &Payload::Other(Other::Values { local, remote }) => (sqe.local, sqe.remote) = (local, remote),
             Payload::Transfer(transfer) => {
                 self.check(transfer)?;
                 sqe.local = transfer.local.address;
@@ -240,26 +273,40 @@ impl Pusher {
                 sqe.remote = transfer.remote.address;
                 sqe.target = transfer.remote.segment.inner.target;
             }
+            Payload::Other(Other::Parts(parts)) => (sqe.len, sqe.target) = self.check_parts(parts)?,
         }
         if !entry.more_fences.is_empty() || entry.limits != [0; 2] {
             sqe.side = self.take_side(entry)?;
         }
-        if let Payload::Transfer(transfer) = &entry.payload
-            && !transfer.local.region.begin_use()
-        {
-            self.give_side_back(sqe.side);
-            return Err(Refusal::Unregistered(transfer.local.region.memory));
+        match &entry.payload {
+            Payload::Other(Other::Values { .. }) => {}
+            Payload::Transfer(transfer) => {
+                if !transfer.local.region.begin_use() {
+                    self.give_side_back(sqe.side);
+                    return Err(Refusal::Unregistered(transfer.local.region.memory));
+                }
+            }
+            Payload::Other(Other::Parts(parts)) => match self.take_list(parts) {
+                Ok(list) => sqe.region = Sqe::place_of(list),
+                Err(reason) => {
+                    self.give_side_back(sqe.side);
+                    return Err(reason);
+                }
+            },
         }
-        if let Payload::Transfer(transfer) = &entry.payload
-            && let Err(why) = self.take_share(transfer)
+        if let Some(segment) = entry.segment()
+            && let Err(why) = self.take_share(segment)
         {
-            sqe.end_use();
+            let mut refused = sqe;
+            refused.end_use(Some(&self.shared.lists));
             self.give_side_back(sqe.side);
             return Err(why);
         }
         if !self.take_unit() {
             self.give_share_back(&sqe);
-            sqe.end_use();
+            // Of a copy: the one that is written has no address, so that it stays in registers.
+            let mut refused = sqe;
+            refused.end_use(Some(&self.shared.lists));
             self.give_side_back(sqe.side);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
         }
@@ -267,6 +314,11 @@ impl Pusher {
     }
 
     fn check(&self, transfer: &Transfer) -> Result<(), Refusal> {
+        self.check_ends(transfer)?;
+        check_range(transfer.local.len, transfer.remote.address)
+    }
+
+    fn check_ends(&self, transfer: &Transfer) -> Result<(), Refusal> {
         let Transfer { local, remote } = transfer;
         let engine = &self.shared.engine;
         if local.region.engine != engine.id() {
@@ -279,19 +331,12 @@ impl Pusher {
         if segment.is_stale() {
             return Err(Refusal::StaleSegment(segment.name().into()));
         }
-        if local.len > i32::MAX as u64 {
-            return Err(Refusal::TooLong(local.len));
-        }
-        if remote.address.checked_add(local.len).is_none() {
-            return Err(Refusal::RemoteRange { address: remote.address, len: local.len });
-        }
         Ok(())
     }
 
     #[inline]
-    fn take_share(&mut self, transfer: &Transfer) -> Result<(), Refusal> {
+    fn take_share(&mut self, segment: &Segment) -> Result<(), Refusal> {
         let Pusher { shared, shares, .. } = self;
-        let segment = &transfer.remote.segment;
         let share = shares.of(segment.inner.target, |target| shared.share(target));
         share.take(shared.capacity, shared.has_one_segment()).map_err(|Exhausted { limit, overdue }| {
             let segment = segment.name().into();
@@ -300,10 +345,57 @@ impl Pusher {
     }
 
     fn give_share_back(&mut self, sqe: &Sqe) {
-        if sqe.is_transfer() {
+        if let Some(target) = sqe.segment() {
             let Pusher { shared, shares, .. } = self;
-            shares.of(sqe.target, |target| shared.share(target)).give_back();
+            shares.of(target, |target| shared.share(target)).give_back();
         }
+    }
+
+    /// Checks a vectored entry: its length and its segment's number.
+    #[inline(never)]
+    fn check_parts(&self, parts: &Parts) -> Result<(u32, u32), Refusal> {
+        if parts.len() > MAX_PARTS {
+            return Err(Refusal::TooManyParts(parts.len()));
+        }
+        let mut target = Sqe::NO_TARGET;
+        match parts {
+            Parts::List(list) => {
+                for (part, transfer) in list.iter().enumerate() {
+                    self.check(transfer)?;
+                    target = list[0].remote.segment.inner.target;
+                    let segment = &transfer.remote.segment;
+                    if segment.inner.target != target {
+                        return Err(Refusal::OtherSegment { part: part as u32, segment: segment.name().into() });
+                    }
+                }
+            }
+            &Parts::Pages { ref base, page: size, ref pages } => {
+                self.check_ends(base)?;
+                target = base.remote.segment.inner.target;
+                check_range(size, 0)?;
+                // A page's number has 32 bits and its length 31, so no product passes 63.
+                for &(page, remote) in pages {
+                    let len = base.local.len;
+                    if u64::from(page) * size + size > len {
+                        return Err(Refusal::LocalPage { page, size, len });
+                    }
+                    let address = base.remote.address.checked_add(u64::from(remote) * size);
+                    check_range(size, address.unwrap_or(u64::MAX))?;
+                }
+            }
+        }
+        let total = (0..parts.len()).map(|at| parts.get(at).2).sum();
+        check_range(total, 0)?;
+        Ok((total as u32, target))
+    }
+
+    #[inline(never)]
+    fn take_list(&self, parts: &Parts) -> Result<Box<PartList>, Refusal> {
+        let lists = &self.shared.lists;
+        lists.fill(parts).map_err(|why| match why {
+            NoList::InUse => Refusal::NoPartList { count: lists.most() as u32 },
+            NoList::Unregistered(region) => Refusal::Unregistered(region.memory),
+        })
     }
 
     fn take_side(&self, entry: &Entry) -> Result<u32, Refusal> {
@@ -369,6 +461,16 @@ impl Pusher {
             debug_assert!(written.is_ok(), "its place was just left");
         }
     }
+}
+
+fn check_range(len: u64, remote: u64) -> Result<(), Refusal> {
+    if len > i32::MAX as u64 {
+        return Err(Refusal::TooLong(len));
+    }
+    if remote.checked_add(len).is_none() {
+        return Err(Refusal::RemoteRange { address: remote, len });
+    }
+    Ok(())
 }
 
 /// Pushes into a ring from another thread than its owner's. Each has a lane of its own to the poller: no other submitter's

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::parts::PartLists;
 use super::share::Share;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     shares: Mutex<HashMap<u32, Arc<Share>>>,
     /// Segments that entries were pushed to.
     segments: AtomicU32,
+    pub(crate) lists: PartLists,
     /// Submitters that exist.
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
@@ -83,6 +85,7 @@ impl Shared {
             sides: Sides::new((capacity / 8).max(1)),
             shares: Mutex::default(),
             segments: AtomicU32::new(0),
+            lists: PartLists::new((capacity as usize / 8).max(1)),
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
             published: ArrayQueue::new(capacity as usize),
