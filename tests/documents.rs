@@ -1,8 +1,15 @@
-//! The manual's table of result codes against the code: the same names, the same numbers, and one table in two places.
+//! The documents against the code: the manual's result codes, the deviations, and the tests of the conformance table.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 const MANUAL: &str = include_str!("../docs/semantics.md");
 const CODES: &str = include_str!("../src/code.rs");
 const MOONCAKE: &str = include_str!("../src/mooncake/mod.rs");
+const CONFORMANCE: &str = include_str!("../docs/conformance.md");
+const MODEL: &str = include_str!("conformance/model.rs");
+const NAMED: &str = include_str!("conformance/named.rs");
 
 /// The errnos of `moonring::code`, as its source has them.
 fn errnos() -> Vec<(&'static str, &'static str)> {
@@ -35,16 +42,17 @@ fn every_errno_is_in_the_manual_with_its_number() {
     }
 }
 
+/// A pair has one meaning for transfers, on each transport, and one for entries without a transfer.
 #[test]
 fn every_pair_is_named_once_for_each_transport_and_exists() {
     let errnos = errnos();
     let sections = sections();
     assert_eq!(
         sections.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-        ["Any transport", "Mooncake", "Loopback", "Simulated"]
+        ["Any transport", "Entries without a transfer", "Mooncake", "Loopback", "Simulated"]
     );
-    let (any, transports) = sections.split_first().unwrap();
-    for (name, rows) in transports {
+    let (any, others) = sections.split_first().unwrap();
+    for (name, rows) in others {
         let mut pairs: Vec<_> = any.1.iter().chain(rows).map(|row| (row[0], row[1].trim_matches('`'))).collect();
         for (stage, errno) in &pairs {
             assert!(
@@ -68,4 +76,93 @@ fn the_manual_and_the_mooncake_module_have_one_table() {
     let pick = |row: &Vec<&'static str>| (row[0], row[1], row[2], row[4]);
     assert_eq!(manual.iter().map(pick).collect::<Vec<_>>(), module.iter().map(pick).collect::<Vec<_>>());
     assert!(module.len() >= 16);
+}
+
+/// The cells of a table's rows, without its head, behind a heading.
+fn table(text: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
+    let (_, section) = text.split_once(&format!("\n## {heading}\n")).expect("the document has this section");
+    let lines = section.lines().take_while(|line| !line.starts_with("## "));
+    let cells = lines.filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")).map(|line| line.split(" | "));
+    cells.skip(2).map(Iterator::collect).collect()
+}
+
+#[test]
+fn the_deviations_are_those_of_the_model() {
+    let (_, rest) = MODEL.split_once("pub enum Deviation {\n").unwrap();
+    let (body, _) = rest.split_once("\n}").unwrap();
+    let names: Vec<_> =
+        body.lines().filter_map(|line| line.trim().strip_suffix(',')).filter(|line| !line.contains(' ')).collect();
+    let written: Vec<_> = table(CONFORMANCE, "Deviations").iter().map(|row| row[0].trim_matches('`')).collect();
+    assert_eq!(written, names);
+    assert!(names.len() >= 8);
+}
+
+/// Every file with Rust source below `folder`.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// All tests, as the program or the module that they are in and their name.
+fn tests() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = BTreeSet::new();
+    for (folder, own_modules) in [("tests", false), ("src", true)] {
+        let mut files = Vec::new();
+        sources(&root.join(folder), &mut files);
+        for file in files {
+            let module = file.strip_prefix(root.join(folder)).unwrap().with_extension("");
+            let mut parts: Vec<_> = module.iter().map(|part| part.to_str().unwrap()).collect();
+            if own_modules {
+                parts.retain(|part| !["mod", "tests"].contains(part));
+            } else {
+                parts.truncate(1);
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            for after in text.split("#[test]\n").skip(1) {
+                let named = after.lines().map(str::trim).find_map(|line| line.strip_prefix("fn ")?.split_once('('));
+                parts.push(named.expect("a test is a function").0);
+                all.insert(parts.join("::"));
+                parts.pop();
+            }
+        }
+    }
+    all
+}
+
+/// Each line of the list has a verdict; what is kept has tests that exist, or says that it has none.
+#[test]
+fn the_conformance_table_is_whole_and_its_tests_exist() {
+    let tests = tests();
+    let rows = table(CONFORMANCE, "The list");
+    let numbers: Vec<_> = rows.iter().map(|row| row[0].parse::<usize>().unwrap()).collect();
+    assert_eq!(numbers, (1..=77).collect::<Vec<_>>());
+    for row in rows {
+        let [number, _, verdict, how, by] = row[..] else { panic!("five cells: {row:?}") };
+        assert!(["kept", "adapted", "left out", "not yet"].contains(&verdict), "{number}: {verdict}");
+        assert!(verdict == "kept" || !how.is_empty(), "{number}: in which way {verdict}?");
+        let names: Vec<_> = by.split('`').skip(1).step_by(2).collect();
+        for name in &names {
+            assert!(tests.contains(*name), "{number}: there is no test {name}");
+        }
+        let covered = !names.is_empty() || by == "no test" || ["left out", "not yet"].contains(&verdict);
+        assert!(covered, "{number}: {verdict}, and no word of a test");
+        assert!(verdict != "not yet" || names.is_empty(), "{number}: not there, and tested?");
+        for program in by.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| is_program(word)) {
+            let (_, rest) = NAMED.split_once(&format!("named({program:?}, ")).unwrap_or_else(|| panic!("no {program}"));
+            let recorded = rest.split("named(").next().unwrap();
+            assert!(!recorded.contains("Absent"), "{number}: moonring does not run {program}");
+        }
+    }
+}
+
+/// As `P07`: a recorded program's name.
+fn is_program(word: &str) -> bool {
+    word.strip_prefix('P').is_some_and(|number| number.len() == 2 && number.bytes().all(|digit| digit.is_ascii_digit()))
 }
