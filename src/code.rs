@@ -30,15 +30,15 @@ pub mod errno {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
-    /// It did its work: the result is a byte count.
+    /// It did its work: the result is a byte count, or `-ETIME` of a timeout whose time came.
     Done,
-    /// It was waiting for its fences. The transport was never called for it.
+    /// It was waiting: for its fences, its turn in a chain, or its peer. The transport was never called for it.
     Gate,
-    /// The transport refused it. Nothing was started.
+    /// The transport refused it, or it failed its preparation. Nothing was started.
     Issue,
     /// The transport had started it. Bytes may have moved.
     Transfer,
-    /// It was cancelled. Nothing ends so yet.
+    /// It was cancelled; or it is a Cancel, and what it meant could not be.
     Cancel,
     /// Its ring was closed, or its poller died.
     Shutdown,

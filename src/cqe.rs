@@ -14,7 +14,8 @@ bitflags! {
     /// What a completion says besides its result. `MORE` and `NOTIF` have io_uring's numbers. Most completions have none.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct CqeFlags: u32 {
-        /// The result is known, but the transport may still touch the local range: one more completion follows.
+        /// One more completion follows: the result is known, but the transport may still touch the local range. Or a
+        /// multishot Timeout goes on.
         const MORE = 1 << 1;
         /// The second completion: the local range is left alone from now on. Its result is 0, its `user_data`, stage and
         /// times are the first one's, its `detail` is the transport's last word.
@@ -57,7 +58,8 @@ impl Cqe {
         self.user_data
     }
 
-    /// Bytes moved, or a negative errno, as io_uring's `res`. 0 for what moves none: a Nop, a Wait, a `NOTIF`.
+    /// Bytes moved, or a negative errno, as io_uring's `res`; for a Cancel of all, how many. 0 for what moves none: a Nop, a
+    /// Wait, a `NOTIF`.
     #[inline]
     pub fn res(&self) -> i32 {
         self.res
@@ -84,9 +86,9 @@ impl Cqe {
         Stage::from_bits(self.flags)
     }
 
-    /// More about a failure. At the gate the root errno as a negative number after a failed host fence or timeline, the
-    /// driver's `CUresult` after a failed CUDA event. At issue and transfer the transport's own number: Mooncake's code or
-    /// task status. 0 if there is no more to say; what it is after a success has no meaning.
+    /// More about a failure. At the gate the errno, as a negative number, of the host fence, timeline or member of its chain
+    /// that failed, the driver's `CUresult` after a failed CUDA event. At issue and transfer the transport's own number:
+    /// Mooncake's code or task status. 0 if there is no more to say; what it is after a success has no meaning.
     #[inline]
     pub fn detail(&self) -> i32 {
         self.detail_and_gate as i32

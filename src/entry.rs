@@ -14,7 +14,8 @@ bitflags! {
     /// How an entry stands to the ones around it. The numbers are io_uring's.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct EntryFlags: u8 {
-        /// Starts only when everything accepted before it has its result; what follows starts only when it has its own.
+        /// Starts only when everything that the poller took before it has its result; what follows starts only when it has
+        /// its own.
         const IO_DRAIN = 1 << 1;
         /// The next entry of the same submit starts when this one has succeeded; if it fails, the rest of the chain ends
         /// with `-ECANCELED`, unstarted.

@@ -12,7 +12,11 @@
 //! * A transfer may have up to [`Entry::MAX_PARTS`] parts, given as a list of slices ([`opcode::Readv`]) or by page numbers
 //!   ([`opcode::ReadPages`]). It still is one entry with one completion.
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
-//!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times.
+//!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times; a
+//!   completion with [`CqeFlags::MORE`] is not the last.
+//! * [`EntryFlags`] put entries in order: links make chains, drains wait for all before. [`opcode::Timeout`],
+//!   [`Entry::gate_limit`] and [`Entry::transfer_limit`] bound time; [`opcode::Cancel`] and [`Controller`] end entries
+//!   before theirs, and wait until a buffer is left alone.
 //!
 //! # A first example
 //!
@@ -120,11 +124,50 @@
 //! # }
 //! ```
 //!
+//! # Chains, limits and cancelling
+//!
+//! As in io_uring: a linked entry starts when the one before has succeeded, and fails with it.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use moonring::code::errno;
+//! use moonring::opcode::{Cancel, Nop, Wait};
+//! use moonring::{Engine, EntryFlags, Ring, Stage, fence};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut ring = Ring::builder().build(64, &Engine::loopback())?;
+//! let (signaller, fence) = fence::host();
+//!
+//! // Accepted whole or not at all. A transfer may be any member.
+//! ring.submission().push_chain(vec![
+//!     Wait::new().build().wait(&fence).user_data(1).flags(EntryFlags::IO_LINK),
+//!     Nop::new().build().user_data(2),
+//! ])?;
+//! // It does not wait at the gate for longer than this.
+//! ring.submission().push(Wait::new().build().wait(&fence).user_data(3).gate_limit(Duration::from_millis(1)))?;
+//! ring.submit_and_wait(1)?;
+//! let late = ring.completion().next().unwrap();
+//! let error = late.result().unwrap_err();
+//! assert_eq!((late.user_data(), error.stage, error.errno), (3, Stage::Gate, errno::ETIME));
+//!
+//! // From any thread, also when the ring is full. Both completions say so.
+//! assert_eq!(ring.controller().cancel(Cancel::user_data(1))?, 1);
+//! ring.wait(2)?;
+//! let ends: Vec<_> = ring.completion().map(|completion| (completion.user_data(), completion.stage())).collect();
+//! assert_eq!(ends, [(1, Stage::Cancel), (2, Stage::Gate)]);
+//! # drop(signaller);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # What blocks and what does not
 //!
 //! | call | blocks |
 //! | --- | --- |
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
+//! | [`Controller::cancel`] | for a turn or two of the poller |
+//! | [`Controller::quiesce`] | until what it selects is quiet, at most its limit |
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`] at most its limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
@@ -162,7 +205,9 @@
 //!
 //! * A push that is refused gives the entry back with a [`Refusal`]; nothing has happened.
 //! * An entry that was accepted and fails says so in its completion: [`Cqe::result`] gives an [`EntryError`] with the
-//!   [`Stage`] at which it ended, an errno, and a detail. Each cause has its own pair of stage and errno.
+//!   [`Stage`] at which it ended, an errno, and a detail. Each cause has its own pair of stage and errno, among
+//!   transfers and among entries that are none.
+//! * [`OpenChain`] refuses a submit that would cut a chain in two: push the rest, then submit.
 //! * [`WaitError`] means that no completion is ready; nothing is lost.
 //! * Setting up has an error type for each step: [`RegisterError`], [`OpenError`], [`UnregisterError`],
 //!   `mooncake::BuildError`, `cuda::CudaError`.
@@ -172,7 +217,7 @@
 //! # Times
 //!
 //! A completion carries two spans by the poller's clock: [`Cqe::gate_time`], from the turn that took the entry to the turn
-//! that issued it, and [`Cqe::wire_time`], from then to the turn that saw the transfer's end. The clock is read once in
+//! that issued it, its wait in a chain or behind a drain included, and [`Cqe::wire_time`], from then to the turn that saw the transfer's end. The clock is read once in
 //! each turn of the poller, so both are rounded to turns: on loopback, which copies within a turn, the second is 0. The
 //! time before the poller took the entry and after it posted the completion is in neither.
 //!

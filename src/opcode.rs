@@ -246,8 +246,8 @@ impl Timeout {
         self
     }
 
-    /// Completes `repeats` times, one span apart, or for ever if 0; all completions but the last carry `MORE`. Has no
-    /// effect on a Timeout made with [`at`](Self::at).
+    /// Completes `repeats` times, one span apart, or for ever if 0; all completions but the last carry `MORE`. One
+    /// that finds the completion queue full is the last. Has no effect on a Timeout made with [`at`](Self::at).
     #[inline]
     #[must_use]
     pub fn multishot(mut self, repeats: u32) -> Timeout {

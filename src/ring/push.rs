@@ -35,8 +35,8 @@ pub enum Refusal {
         /// The ring's capacity.
         capacity: u32,
     },
-    /// Every side block is in use: an entry with two or more fences holds one from push until it leaves the gate, and a
-    /// ring has an eighth as many as its capacity, at least one.
+    /// Every side block is in use: an entry with two or more fences, or with a limit, holds one from push until it leaves the
+    /// gate, and a ring has an eighth as many as its capacity, at least one.
     #[error(
         "all {count} side blocks are in use by entries with several fences or with limits; push again when some have passed \
          the gate, or give the entry one fence and no limit"
