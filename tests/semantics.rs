@@ -387,6 +387,88 @@ fn quiescing_waits_for_quiet() {
     assert_eq!(flags, [CqeFlags::MORE, CqeFlags::NOTIF]);
 }
 
+/// What members of a chain were to show at the gate is let go of when they never get there.
+#[test]
+fn members_that_never_start_give_their_side_blocks_back() {
+    let mut ring = Ring::builder().build(8, &Engine::loopback()).unwrap();
+    let (_signaller, fence) = fence::host();
+    let limited = |entry: Entry| entry.gate_limit(HOUR).wait(&fence);
+    for round in 0..20 {
+        submit(&mut ring, vec![nop_with(1, -EIO).flags(L), limited(nop(2))]);
+        assert_eq!(outcome_now(&mut ring, 2), [(1, -EIO), (2, -ECANCELED)], "round {round}");
+        submit(&mut ring, vec![nop(1).flags(L), limited(limit(2, HOUR))]);
+        assert_eq!(outcome_now(&mut ring, 2), [(1, 0), (2, -ECANCELED)], "round {round}");
+        submit(&mut ring, vec![timeout(1, 1).flags(H), limited(nop(2))]);
+        assert_eq!(ring.controller().cancel(Cancel::user_data(2)), Ok(1));
+        assert_eq!(outcome_now(&mut ring, 2), [(1, -ETIME), (2, -ECANCELED)], "round {round}");
+    }
+}
+
+fn outcome_now(ring: &mut Ring, count: usize) -> Vec<(u64, i32)> {
+    reap_exactly(ring, count).iter().map(|cqe| (cqe.user_data(), cqe.res())).collect()
+}
+
+/// A drain waits for what other producers submitted before it.
+#[test]
+fn a_drain_takes_every_queue_up_to_its_tail() {
+    for round in 0..200 {
+        let mut ring = ring();
+        let mut submitter = ring.submitter();
+        if round % 2 == 0 {
+            submitter.push(timeout(1, 2)).unwrap();
+            submitter.submit().unwrap();
+            submit(&mut ring, vec![nop(2).flags(D)]);
+        } else {
+            submit(&mut ring, vec![timeout(1, 2)]);
+            submitter.push(nop(2).flags(D)).unwrap();
+            submitter.submit().unwrap();
+        }
+        assert_eq!(outcome_now(&mut ring, 2), [(1, -ETIME), (2, 0)], "round {round}");
+    }
+}
+
+/// A LinkTimeout does not call late what has ended in time either.
+#[test]
+fn a_link_timeout_asks_before_it_fires() {
+    let sim = Sim::new(7).delay(Duration::from_micros(100)..Duration::from_micros(101));
+    let mut setup = Setup::simulated(64, sim);
+    for round in 0..300 {
+        for n in 0..8 {
+            let chain = vec![setup.read(n * 8, 8).user_data(1).flags(L), limit(2, Duration::from_micros(101)).flags(S)];
+            setup.ring.submission().push_chain(chain).unwrap();
+        }
+        for cqe in setup.reap(8) {
+            assert_eq!((cqe.user_data(), cqe.result()), (1, Ok(8)), "round {round}");
+        }
+    }
+}
+
+/// The root errno goes all the way along a chain.
+#[test]
+fn the_root_errno_reaches_every_follower() {
+    let mut ring = ring();
+    let (signaller, fence) = fence::host();
+    submit(&mut ring, vec![nop(1).wait(&fence).flags(L), nop(2).flags(L), nop(3)]);
+    signaller.fail(16);
+    let details: Vec<_> = reap_exactly(&mut ring, 3).iter().map(|cqe| (cqe.res(), cqe.detail())).collect();
+    assert_eq!(details, [(-ECANCELED, -16); 3]);
+    submit(&mut ring, vec![nop(1).flags(L), Nop::new().bad().build().user_data(2).flags(L), nop(3)]);
+    let details: Vec<_> = reap_exactly(&mut ring, 3).iter().map(|cqe| (cqe.res(), cqe.detail())).collect();
+    assert_eq!(details, [(-ECANCELED, -EINVAL), (-EINVAL, 0), (-ECANCELED, -EINVAL)]);
+}
+
+/// The way out of a chain that finds the ring full before its end.
+#[test]
+fn an_open_chain_can_be_ended() {
+    let mut ring = Ring::builder().build(1, &Engine::loopback()).unwrap();
+    ring.submission().push(nop(1).flags(L)).unwrap();
+    assert!(ring.submission().push(nop(2)).is_err());
+    assert_eq!(ring.submit(), Err(OpenChain));
+    ring.submission().end_chain();
+    assert_eq!(ring.submit(), Ok(1));
+    assert_eq!(outcome_now(&mut ring, 1), [(1, 0)]);
+}
+
 /// The first clock: past it the entry is never issued.
 #[test]
 fn a_gate_limit_ends_what_waits_too_long() {

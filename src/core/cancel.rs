@@ -117,7 +117,7 @@ impl Core {
     fn scan(&self, ring: u32, meant: impl Fn(&Slot) -> bool) -> Vec<u32> {
         let own = |slot: &u32| self.slots[*slot].ring == ring && meant(&self.slots[*slot]);
         let mut found: Vec<u32> = self.slots.in_use().filter(own).collect();
-        found.sort_by_key(|&slot| self.slots[slot].taken);
+        found.sort_unstable_by_key(|&slot| self.slots.sequence(slot));
         found
     }
 
@@ -207,7 +207,11 @@ impl Core {
         for _ in 0..BUDGET {
             let Some((due, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
-            if matches!(self.slots[slot].state, State::Issuing | State::Issued) && !settled {
+            let limited = match self.slots[slot].state {
+                State::Guarding => self.slots.member(slot).guarded,
+                _ => slot,
+            };
+            if matches!(self.slots[limited].state, State::Issuing | State::Issued) && !settled {
                 // It may have ended: once in a turn every driver says what it knows.
                 self.settle_drivers();
                 settled = true;

@@ -30,6 +30,14 @@ pub(super) enum Step {
     },
 }
 
+/// Whether a drain takes what was published before it on other queues. Not while another is at it: what is found then comes
+/// before neither's end of the other queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gather {
+    Yes,
+    No,
+}
+
 impl Step {
     pub(super) fn slot(self) -> u32 {
         match self {
@@ -40,7 +48,7 @@ impl Step {
 
 impl Core {
     /// Takes a unit off the queues, whose first entry is `sqe`.
-    pub(super) fn take_unit(&mut self, ring: u32, mut sqe: Sqe) {
+    pub(super) fn take_unit(&mut self, ring: u32, mut sqe: Sqe, gather: Gather) {
         let (mut head, mut last) = (NONE, NONE);
         let (mut drain, mut drain_next, mut bad) = (false, false, false);
         loop {
@@ -73,6 +81,9 @@ impl Core {
             self.fail_unit(head);
             return;
         }
+        if drain && gather == Gather::Yes {
+            self.take_earlier(ring);
+        }
         let state = self.ring(ring);
         if !(state.is_draining() || drain) || bypasses_drains(&sqe, head == last) {
             self.start_unit(head);
@@ -87,6 +98,20 @@ impl Core {
             next = self.slots.member(next).next;
         }
         self.release_deferred(ring);
+    }
+
+    /// Takes what other producers published before the drain that was just taken: all of it is earlier.
+    fn take_earlier(&mut self, ring: u32) {
+        let from_lane = self.ring(ring).from_lane;
+        let mut left = self.ring(ring).published_elsewhere();
+        while left > 0 {
+            let state = self.ring(ring);
+            let next = if from_lane { state.next_of_owner() } else { state.next_of_lanes() };
+            let Some(sqe) = next else { break };
+            self.take_unit(ring, sqe, Gather::No);
+            left -= usize::from(from_lane || !self.ring(ring).is_within_word());
+        }
+        self.ring(ring).from_lane = from_lane;
     }
 
     /// A member failed its preparation: the whole chain fails, hard links or not, drains or not.
@@ -188,7 +213,10 @@ impl Core {
             return None;
         }
         let entry = &self.slots[slot];
-        let (hard, quiet, root) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet, -entry.res);
+        let (hard, quiet) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet);
+        // The cause of its own failure, if that was a dependency's.
+        let inherited = entry.res == -errno::ECANCELED && entry.stage() == Stage::Gate && entry.detail < 0;
+        let root = if inherited { -entry.detail } else { -entry.res };
         if failed && !hard {
             let hide = self.slots.member(slot).skip_rest;
             return Some(Step::Fail { slot: rest, hide, root });

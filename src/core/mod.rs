@@ -36,7 +36,7 @@ use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::{self, SegQueue};
 use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
 use cancel::Quiescing;
-use chain::Step;
+use chain::{Gather, Step};
 use gate::{EdgeId, Gate, Released};
 use peers::{DriverState, Peer};
 pub(crate) use ring::Closing;
@@ -323,7 +323,7 @@ impl Core {
             }
             let Some(sqe) = ring.next_entry() else { break };
             left -= 1;
-            self.take_unit(index, sqe);
+            self.take_unit(index, sqe, Gather::Yes);
         }
         left < BUDGET
     }
@@ -448,8 +448,12 @@ impl Core {
         entry.landed = self.now;
         let expected = res == -errno::ETIME && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
         let failed = (res < 0 && !expected) || !entry.quiet;
-        let Sqe { op, target, .. } = entry.sqe;
+        let Sqe { op, target, side, fence, .. } = entry.sqe;
         let (ring, quiet) = (entry.ring, entry.quiet);
+        if side != Sqe::NO_SIDE || !fence.is_null() {
+            // It never came to the gate, and has what it was to show there.
+            self.leave_gate(slot);
+        }
         if !quiet {
             self.ring(ring).share(target).add_overdue();
         }

@@ -31,7 +31,7 @@ pub(super) struct RingState {
     current: Option<LaneWord>,
     lanes_first: bool,
     /// The entry taken last came from a lane.
-    from_lane: bool,
+    pub(super) from_lane: bool,
     /// Parked entries, by their `user_data`.
     pub(super) index: Index,
     /// Entries that drains wait for: started, or to be started by the chain that they are in, and without a result.
@@ -213,6 +213,16 @@ impl RingState {
         if self.from_lane { self.next_of_lanes() } else { self.next_of_owner() }
     }
 
+    /// How much is published on the queues that the last entry did not come from: the owner's entries, or submitters' words.
+    pub(super) fn published_elsewhere(&self) -> usize {
+        if self.from_lane { self.sq.ready() } else { self.shared.published.len() + usize::from(self.is_within_word()) }
+    }
+
+    /// True if entries of the word taken last are left.
+    pub(super) fn is_within_word(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// True if entries may not start as they come.
     #[inline]
     pub(super) fn is_draining(&self) -> bool {
@@ -220,12 +230,12 @@ impl RingState {
     }
 
     #[inline]
-    fn next_of_owner(&mut self) -> Option<Sqe> {
+    pub(super) fn next_of_owner(&mut self) -> Option<Sqe> {
         self.from_lane = false;
         self.sq.next()
     }
 
-    fn next_of_lanes(&mut self) -> Option<Sqe> {
+    pub(super) fn next_of_lanes(&mut self) -> Option<Sqe> {
         // Without a lane there is no word to look for. A word whose lane was not brought yet is found by the next turn.
         if self.lanes.is_empty() {
             return None;

@@ -2,6 +2,7 @@
 
 use static_assertions::const_assert_eq;
 
+use crate::code::Stage;
 use crate::entry::EntryFlags;
 use crate::sqe::Sqe;
 use crate::transport::{Nanos, Token};
@@ -62,9 +63,18 @@ pub(crate) struct Slot {
 
 const_assert_eq!(size_of::<Slot>(), 128);
 
+impl Slot {
+    /// Where the entry ended, once it has its result.
+    pub(crate) fn stage(&self) -> Stage {
+        Stage::from_bits(u32::from(self.flags & 7) << 16)
+    }
+}
+
 /// What a slot has of the chain that it is in, and of the entries with its `user_data`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
+    /// Larger than that of every entry taken before.
+    pub(crate) sequence: u64,
     /// The next of the chain, or [`NONE`].
     pub(crate) next: u32,
     /// A LinkTimeout's entry.
@@ -92,6 +102,7 @@ pub(crate) struct Member {
 }
 
 const ALONE: Member = Member {
+    sequence: 0,
     next: NONE,
     guarded: NONE,
     transfer_limit: 0,
@@ -112,6 +123,8 @@ const ALONE: Member = Member {
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     members: Vec<Member>,
+    /// Of the entry taken last.
+    sequence: u64,
     /// Free ones, last freed first: it is the warmest.
     free: Vec<u32>,
 }
@@ -156,8 +169,15 @@ impl Slots {
         slot.quiet = true;
         slot.notif = false;
         slot.sqe = sqe;
-        self.members[index as usize] = Member { skip: sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS), ..ALONE };
+        self.sequence += 1;
+        let (sequence, skip) = (self.sequence, sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS));
+        self.members[index as usize] = Member { sequence, skip, ..ALONE };
         index
+    }
+
+    /// Which of two entries was taken first.
+    pub(crate) fn sequence(&self, index: u32) -> u64 {
+        self.members[index as usize].sequence
     }
 
     #[inline]

@@ -247,6 +247,12 @@ impl SubmissionQueue<'_> {
         self.pusher.push_chain(entries)
     }
 
+    /// Takes the link off the last entry that was pushed, so that what was pushed can be submitted: the way out for a chain
+    /// that finds the ring full before its end. [`push_chain`](Self::push_chain) does not get there.
+    pub fn end_chain(&mut self) {
+        self.pusher.close_chain();
+    }
+
     /// Entries pushed and not submitted.
     pub fn len(&self) -> usize {
         self.pusher.unpublished()

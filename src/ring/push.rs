@@ -506,6 +506,11 @@ impl Submitter {
         self.pusher.push(entry)
     }
 
+    /// Takes the link off the last entry that was pushed, so that what was pushed can be submitted.
+    pub fn end_chain(&mut self) {
+        self.pusher.close_chain();
+    }
+
     /// Accepts all of the entries, or gives all of them back. Never blocks. See [`push`](Self::push).
     ///
     /// # Errors
