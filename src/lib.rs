@@ -128,13 +128,13 @@
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
-//! | dropping a [`Ring`] | at most [`Builder::grace`] and 10 s |
+//! | dropping a [`Ring`], or the last of its halves | at most [`Builder::grace`] and 10 s |
 //! | dropping an engine's last user | while the transport ends, with Mooncake at most 5 s |
 //!
 //! # Threads
 //!
-//! A ring belongs to one thread at a time and can be moved to another. Any number of further threads push through
-//! [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
+//! A ring belongs to one thread at a time and can be moved to another. [`Ring::split`] makes two halves of it, one to submit
+//! and one to reap, each for a thread of its own. Any number of further threads push through [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
 //!
 //! Each ring has one thread, `moonring-poller`. An [`Engine::open_segment`] runs on a `moonring-open`, the end of a
 //! Mooncake engine on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
@@ -215,8 +215,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CompletionQueue, Completions, OpenChain, PushChainError, PushError, Refusal, Ring, SubmissionQueue,
-    Submitter, WaitError,
+    Builder, Completion, CompletionQueue, Completions, OpenChain, PushChainError, PushError, Refusal, Ring, Submission,
+    SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

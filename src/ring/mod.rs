@@ -1,22 +1,24 @@
 //! The ring: where entries go in and completions come out.
 
+mod halves;
 mod push;
 mod reap;
 pub(crate) mod shared;
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use halves::{Completion, Submission};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
-use crate::core::{Closing, Control, Controls};
+use crate::core::{Control, Controls};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
 use crate::{poller, spsc};
+use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
 use shared::Shared;
@@ -63,13 +65,10 @@ impl Builder {
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
         let poller = poller::spawn(Arc::clone(&controls), self.idle)?;
         let threads_here = engine.transport().caps().threads_here;
+        let hold = Arc::new(Hold { controls, ring, grace: self.grace, poller: Some(poller) });
         Ok(Ring {
-            pusher: Pusher::owner(Arc::clone(&shared), sq_in),
-            reaper: Reaper::new(shared, cq_out, threads_here),
-            controls,
-            ring,
-            grace: self.grace,
-            poller: Some(poller),
+            submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
+            completion: Completion { _hold: hold, reaper: Reaper::new(shared, cq_out, threads_here) },
         })
     }
 }
@@ -77,7 +76,8 @@ impl Builder {
 /// A submission queue, a completion queue and the poller thread between them.
 ///
 /// The ring is owned by one thread at a time, which pushes without any locked instruction; other threads push through
-/// [`Submitter`]s. Entries become visible to the poller with [`submit`](Self::submit), all that were pushed at once.
+/// [`Submitter`]s. Entries become visible to the poller with [`submit`](Self::submit), all that were pushed at once. To
+/// submit on one thread and reap on another, [`split`](Self::split) it.
 ///
 /// Dropping the ring ends what was not issued, waits for what was (see [`Builder::grace`]) and then, if transfers are
 /// still running, for the transport to be closed if nobody else uses the engine; if somebody does, the engine and its
@@ -85,16 +85,10 @@ impl Builder {
 /// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it.
 #[derive(Debug)]
 pub struct Ring {
-    pusher: Pusher,
-    reaper: Reaper,
-    controls: Arc<Controls>,
-    ring: u32,
-    grace: Duration,
-    poller: Option<JoinHandle<()>>,
+    // In this order: what was pushed is submitted before the ring closes.
+    submission: Submission,
+    completion: Completion,
 }
-
-/// What closing takes beyond the grace time, at most: the transport's own end.
-const CLOSE_BOUND: Duration = Duration::from_secs(10);
 
 impl Ring {
     /// Most entries of a ring.
@@ -108,13 +102,13 @@ impl Ring {
     /// The submission queue.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_> {
-        SubmissionQueue { pusher: &mut self.pusher }
+        self.submission.submission()
     }
 
     /// The completion queue: an iterator over what is there, which never blocks. Drop it to give the room back.
     #[inline]
     pub fn completion(&mut self) -> CompletionQueue<'_> {
-        self.reaper.queue()
+        self.completion.completion()
     }
 
     /// Shows the poller everything that was pushed, at once, and wakes it if it sleeps. Returns how many entries. Never
@@ -124,7 +118,7 @@ impl Ring {
     /// [`OpenChain`] if the last entry is linked to a next one; nothing is submitted then.
     #[inline]
     pub fn submit(&mut self) -> Result<usize, OpenChain> {
-        self.pusher.submit()
+        self.submission.submit()
     }
 
     /// Submits, then waits until `count` completions are ready to reap. Returns how many are.
@@ -144,7 +138,7 @@ impl Ring {
     /// [`WaitError::NothingOutstanding`] if none is ready and none can come: while a [`Submitter`] exists, one can.
     /// [`WaitError::PollerDead`] if none is ready and the poller died.
     pub fn wait(&mut self, count: usize) -> Result<usize, WaitError> {
-        self.reaper.wait(count, None, self.pusher.held_back())
+        self.completion.reaper.wait(count, None, self.submission.pusher.held_back())
     }
 
     /// The same for at most `limit`. Returns what is ready then, if anything is.
@@ -152,7 +146,7 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait), and [`WaitError::TimedOut`] if nothing is ready at the limit: io_uring's `ETIME`.
     pub fn wait_timeout(&mut self, count: usize, limit: Duration) -> Result<usize, WaitError> {
-        self.reaper.wait(count, Some(limit), self.pusher.held_back())
+        self.completion.reaper.wait(count, Some(limit), self.submission.pusher.held_back())
     }
 
     /// The next completion, for async code. Dropping the future loses nothing.
@@ -160,42 +154,52 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub async fn next(&mut self) -> Result<Cqe, WaitError> {
-        self.reaper.next(self.pusher.held_back()).await
+        self.completion.reaper.next(self.submission.pusher.held_back()).await
     }
 
     /// Completions as a [`Stream`](futures_core::Stream), which ends when everything submitted has completed and no other
     /// submitter exists.
     pub fn completions(&mut self) -> Completions<'_> {
-        self.reaper.completions(self.pusher.held_back())
+        self.completion.reaper.completions(self.submission.pusher.held_back())
     }
 
     /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each, for good.
     /// Allocates its lane, see [`Submitter`]; an owner that waits takes it as somebody who may still push.
     pub fn submitter(&mut self) -> Submitter {
-        self.pusher.share();
-        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
+        self.submission.submitter()
+    }
+
+    /// The two halves, each for a thread of its own. The ring closes when both are dropped.
+    ///
+    /// From now on whoever waits does not know what the other half will do: waiting with nothing outstanding is no error
+    /// while it lives. There is no way back to a `Ring`.
+    ///
+    /// ```
+    /// # use moonring::{Engine, Ring, WaitError, opcode};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut submission, mut completion) = Ring::builder().build(64, &Engine::loopback())?.split();
+    /// let producer = std::thread::spawn(move || {
+    ///     for n in 0..10 {
+    ///         submission.submission().push(opcode::Nop::new().build().user_data(n)).unwrap();
+    ///     }
+    ///     submission.submit().unwrap();
+    /// });
+    /// completion.wait(10)?;
+    /// assert_eq!(completion.completion().map(|completion| completion.user_data()).sum::<u64>(), 45);
+    /// producer.join().unwrap();
+    /// assert_eq!(completion.wait(1), Err(WaitError::NothingOutstanding));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "dropping both halves closes the ring"]
+    pub fn split(mut self) -> (Submission, Completion) {
+        self.submission.count();
+        (self.submission, self.completion)
     }
 
     /// The engine it was built on.
     pub fn engine(&self) -> &Engine {
-        &self.pusher.shared.engine
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        self.pusher.close_chain();
-        let submitted = self.pusher.submit();
-        debug_assert!(submitted.is_ok(), "the chain was just closed");
-        let closing = Closing::new(self.grace);
-        self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(&closing) });
-        let closed = closing.wait(self.grace.saturating_add(CLOSE_BOUND));
-        if let Some(poller) = self.poller.take()
-            && closed
-        {
-            // It has no rings left, so it ends.
-            let _ = poller.join();
-        }
+        self.submission.engine()
     }
 }
 
@@ -206,7 +210,8 @@ pub struct SubmissionQueue<'ring> {
 }
 
 impl SubmissionQueue<'_> {
-    /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after [`Ring::submit`].
+    /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after [`Ring::submit`]
+    /// or [`Submission::submit`].
     ///
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.

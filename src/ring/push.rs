@@ -1,7 +1,6 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
@@ -338,7 +337,7 @@ impl Submitter {
     pub(super) fn new(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32) -> Submitter {
         let (sq, entries) = spsc::ring(shared.capacity as usize);
         let lane = shared.take_lane();
-        shared.submitters.fetch_add(1, Relaxed);
+        shared.submitters.fetch_add(1, Ordering::Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
         let pusher = Pusher { shared, sq, units: Units::Shared, open: false };
         Submitter { pusher, controls, ring, lane }
@@ -393,10 +392,6 @@ impl Drop for Submitter {
         let submitted = self.submit();
         debug_assert!(submitted.is_ok(), "the chain was just closed");
         self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
-        let shared = &self.pusher.shared;
-        if shared.submitters.fetch_sub(1, Relaxed) == 1 {
-            // A reaper that counted on us looks again.
-            shared.reaper.ring_always();
-        }
+        self.pusher.shared.submitter_gone();
     }
 }

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
@@ -84,7 +83,7 @@ impl Reaper {
 
     fn look(&self, count: usize, held_back: usize) -> Look {
         // In this order: what is counted as settled has its completions visible.
-        let others = self.shared.submitters.load(Relaxed) > 0;
+        let others = self.shared.submitters.load(Ordering::Acquire) > 0;
         let outstanding = (self.shared.outstanding() as usize).saturating_sub(held_back);
         let dead = self.shared.life() == Life::Dead;
         let ready = self.cq.ready();

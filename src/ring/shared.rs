@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     /// Wakes the reaper, by position in the CQ.
     pub(crate) reaper: Doorbell,
     pub(crate) sides: Sides,
-    /// Submitters that exist.
+    /// Submitters that exist, and a submitting half on its own.
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
     pub(crate) published: ArrayQueue<LaneWord>,
@@ -107,6 +107,15 @@ impl Shared {
     pub(crate) fn take_lane(&self) -> u32 {
         let mut free = self.free_lanes.lock().unwrap_or_else(PoisonError::into_inner);
         free.pop().unwrap_or_else(|| self.lanes.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// One who might have submitted, and has submitted all that it had, is gone.
+    pub(crate) fn submitter_gone(&self) {
+        // Release: whoever sees nobody left sees all that they submitted.
+        if self.submitters.fetch_sub(1, Ordering::Release) == 1 {
+            // A reaper that counted on it looks again.
+            self.reaper.ring_always();
+        }
     }
 
     /// Takes one unit of capacity, for producers that share them.

@@ -1,0 +1,158 @@
+//! A ring's ends: its two halves.
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{LIMIT, Setup};
+use moonring::{Completion, Cqe, Engine, Entry, EntryFlags, Refusal, Ring, Submission, WaitError, fence, opcode};
+
+fn nop(user_data: u64) -> Entry {
+    opcode::Nop::new().build().user_data(user_data)
+}
+
+fn halves(entries: u32) -> (Submission, Completion) {
+    Ring::builder().build(entries, &Engine::loopback()).unwrap().split()
+}
+
+/// Pushes everything, submitting and yielding while the ring is full.
+fn push_all(submission: &mut Submission, entries: impl Iterator<Item = Entry>) {
+    let end = Instant::now() + 3 * LIMIT;
+    for mut entry in entries {
+        while let Err(refused) = submission.submission().push(entry) {
+            assert!(matches!(refused.reason, Refusal::Full { .. }), "{}", refused.reason);
+            assert!(Instant::now() < end, "full for too long");
+            submission.submit().unwrap();
+            thread::yield_now();
+            entry = refused.entry;
+        }
+    }
+    submission.submit().unwrap();
+}
+
+/// Both halves at work, on two threads that are neither the one that built the ring.
+#[test]
+fn two_halves_on_two_threads_lose_and_double_nothing() {
+    const COUNT: u64 = 100_000;
+    let (mut submission, mut completion) = halves(64);
+    let producer = thread::spawn(move || push_all(&mut submission, (0..COUNT).map(nop)));
+    let consumer = thread::spawn(move || {
+        let mut next = 0;
+        loop {
+            match completion.wait_timeout(1, LIMIT) {
+                Ok(_) => {
+                    for cqe in completion.completion() {
+                        assert_eq!(cqe.user_data(), next);
+                        next += 1;
+                    }
+                }
+                // The submitting half is gone, so this is the end.
+                Err(WaitError::NothingOutstanding) => return next,
+                Err(error) => panic!("after {next}: {error}"),
+            }
+        }
+    });
+    producer.join().unwrap();
+    assert_eq!(consumer.join().unwrap(), COUNT);
+}
+
+/// While somebody may submit, waiting is no error. It ends when nobody is left.
+#[test]
+fn a_waiting_half_wakes_when_the_submitting_half_is_dropped() {
+    for with_submitter in [false, true] {
+        let (mut submission, mut completion) = halves(8);
+        assert_eq!(completion.wait_timeout(1, Duration::from_millis(5)), Err(WaitError::TimedOut));
+        let submitter = with_submitter.then(|| submission.submitter());
+        submission.submission().push(nop(1)).unwrap();
+        let waiter = thread::spawn(move || {
+            // More than will come, so it sleeps until nobody is left to submit more.
+            let first = completion.wait(3);
+            let reaped: Vec<u64> = completion.completion().map(|cqe| cqe.user_data()).collect();
+            (first, reaped, completion.wait(1))
+        });
+        thread::sleep(Duration::from_millis(20));
+        drop(submission); // Submits what it has.
+        if let Some(submitter) = submitter {
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waiter.is_finished());
+            drop(submitter);
+        }
+        assert_eq!(waiter.join().unwrap(), (Ok(1), vec![1], Err(WaitError::NothingOutstanding)));
+    }
+}
+
+/// What the submitting half leaves is still carried out: an open chain ends with what was pushed.
+#[test]
+fn the_reaping_half_outlives_the_submitting_one() {
+    let (mut submission, mut completion) = halves(8);
+    let (signaller, fence) = fence::host();
+    submission.submission().push(opcode::Wait::new().build().wait(&fence).user_data(1)).unwrap();
+    submission.submission().push(nop(2).flags(EntryFlags::IO_LINK)).unwrap();
+    drop(submission);
+    assert_eq!(completion.wait_timeout(1, LIMIT), Ok(1));
+    assert_eq!(completion.completion().map(|cqe| cqe.user_data()).collect::<Vec<_>>(), [2]);
+    signaller.signal();
+    assert_eq!(completion.wait_timeout(1, LIMIT), Ok(1));
+    assert_eq!(completion.completion().next().map(|cqe| (cqe.user_data(), cqe.res())), Some((1, 0)));
+}
+
+/// The ring lives as long as one half does, and no longer. Without a reaper it fills up.
+#[test]
+fn the_last_half_closes_the_ring() {
+    for submission_first in [true, false] {
+        let (mut submission, completion) = halves(8);
+        let mut submitter = submission.submitter();
+        if submission_first {
+            drop(submission);
+            submitter.push(nop(0)).unwrap();
+            submitter.submit().unwrap();
+            drop(completion);
+        } else {
+            drop(completion);
+            let mut accepted = 0;
+            let end = Instant::now() + LIMIT;
+            while accepted < 16 + 8 {
+                assert!(Instant::now() < end, "only {accepted} were accepted");
+                accepted += u64::from(submission.submission().push(nop(accepted)).is_ok());
+                submission.submit().unwrap();
+            }
+            let refused = submission.submission().push(nop(99)).unwrap_err();
+            assert_eq!(refused.reason, Refusal::Full { capacity: 8 });
+            let start = Instant::now();
+            drop(submission);
+            assert!(start.elapsed() < Duration::from_secs(11), "{:?}", start.elapsed());
+        }
+        assert_eq!(submitter.push(nop(1)).unwrap_err().reason, Refusal::Closed);
+    }
+}
+
+/// Reads with fences signalled by a third thread, submitted and reaped on two: everything a ring does works on its halves.
+#[test]
+fn halves_carry_transfers_and_fences() {
+    let setup = Setup::loopback(32);
+    let (mut signaller, timeline) = fence::timeline(0);
+    let entries: Vec<Entry> =
+        (0..2_000).map(|n| setup.read(0, 8).wait(&timeline.at(n / 16 + 1)).user_data(n)).collect();
+    let Setup { ring, .. } = setup;
+    let (mut submission, mut completion) = ring.split();
+    let producer = thread::spawn(move || push_all(&mut submission, entries.into_iter()));
+    let signals = thread::spawn(move || {
+        for value in 1..=2_000 / 16 + 1 {
+            signaller.signal(value).unwrap();
+            thread::yield_now();
+        }
+        signaller
+    });
+    let mut cqes: Vec<Cqe> = Vec::new();
+    while cqes.len() < 2_000 {
+        completion.wait_timeout(1, LIMIT).unwrap();
+        cqes.extend(completion.completion());
+    }
+    assert!(cqes.iter().all(|cqe| cqe.result() == Ok(8)));
+    let mut all: Vec<u64> = cqes.iter().map(Cqe::user_data).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..2_000).collect::<Vec<_>>());
+    producer.join().unwrap();
+    drop(signals.join().unwrap());
+}
