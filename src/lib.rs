@@ -123,7 +123,7 @@
 //! | call | blocks |
 //! | --- | --- |
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
-//! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`] at most its limit |
+//! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |

@@ -1,4 +1,4 @@
-//! A ring's ends: its two halves.
+//! A ring's ends: its two halves, and waiting at them.
 
 mod common;
 
@@ -55,6 +55,59 @@ fn two_halves_on_two_threads_lose_and_double_nothing() {
     });
     producer.join().unwrap();
     assert_eq!(consumer.join().unwrap(), COUNT);
+}
+
+/// io_uring's recorded outcomes: two are wanted, `min_wait` is 5 ms, here with limits far from it. What comes at what time is
+/// told by the count: on a busy machine everything may be late, nothing may be early.
+#[test]
+fn wait_min_waits_for_many_then_for_one() {
+    const MIN: Duration = Duration::from_millis(5);
+    let mut setup = Setup::loopback(8);
+    let (signaller, never) = fence::host();
+    setup.push(opcode::Wait::new().build().wait(&never));
+    setup.push(nop(1));
+    setup.ring.submit().unwrap();
+    // One is ready, the second never comes: it ends at `min_wait`, not at once and not at the limit.
+    let start = Instant::now();
+    assert_eq!(setup.ring.wait_min(2, MIN, LIMIT), Ok(1));
+    assert!(start.elapsed() >= MIN && start.elapsed() < LIMIT, "{:?}", start.elapsed());
+    // Two are ready: at once.
+    setup.push(nop(2));
+    setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_min(2, LIMIT, LIMIT), Ok(2));
+    assert!(start.elapsed() < LIMIT);
+    assert_eq!(setup.ring.completion().count(), 2);
+    // None comes: the limit.
+    let start = Instant::now();
+    assert_eq!(setup.ring.wait_min(2, MIN, Duration::from_millis(30)), Err(WaitError::TimedOut));
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    // A limit before `min_wait`.
+    let start = Instant::now();
+    assert_eq!(setup.ring.wait_min(2, LIMIT, MIN), Err(WaitError::TimedOut));
+    assert!(start.elapsed() >= MIN && start.elapsed() < LIMIT);
+    // One comes after `min_wait`: then.
+    setup.push(opcode::Timeout::new(Duration::from_millis(12)).build().user_data(3));
+    let start = Instant::now();
+    setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_min(2, MIN, LIMIT), Ok(1));
+    assert!(start.elapsed() >= Duration::from_millis(12) && start.elapsed() < LIMIT, "{:?}", start.elapsed());
+    assert_eq!(setup.ring.completion().map(|cqe| cqe.user_data()).collect::<Vec<_>>(), [3]);
+    // Two, the second after a while and before `min_wait`: then.
+    setup.push(nop(4));
+    setup.push(opcode::Timeout::new(Duration::from_millis(12)).build().user_data(5));
+    setup.ring.submit().unwrap();
+    let start = Instant::now();
+    assert_eq!(setup.ring.wait_min(2, LIMIT, LIMIT), Ok(2));
+    assert!(start.elapsed() < LIMIT);
+    assert_eq!(setup.ring.completion().count(), 2);
+    // The same at a half on its own; then nobody is left, and it waits for neither.
+    signaller.signal();
+    assert_eq!(setup.ring.wait(1), Ok(1));
+    assert_eq!(setup.ring.completion().count(), 1);
+    let (submission, mut completion) = setup.ring.split();
+    assert_eq!(completion.wait_min(2, MIN, 2 * MIN), Err(WaitError::TimedOut));
+    drop(submission);
+    assert_eq!(completion.wait_min(2, LIMIT, LIMIT), Err(WaitError::NothingOutstanding));
 }
 
 /// While somebody may submit, waiting is no error. It ends when nobody is left.

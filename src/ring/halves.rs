@@ -139,6 +139,14 @@ impl Completion {
         self.reaper.wait(count, Some(limit), 0)
     }
 
+    /// As [`Ring::wait_min`](crate::Ring::wait_min).
+    ///
+    /// # Errors
+    /// As [`wait_timeout`](Self::wait_timeout).
+    pub fn wait_min(&mut self, count: usize, min_wait: Duration, limit: Duration) -> Result<usize, WaitError> {
+        self.reaper.wait_min(count, min_wait, limit, 0)
+    }
+
     /// The next completion, for async code. Dropping the future loses nothing.
     ///
     /// # Errors

@@ -149,6 +149,16 @@ impl Ring {
         self.completion.reaper.wait(count, Some(limit), self.submission.pusher.held_back())
     }
 
+    /// Blocks until `count` completions are ready to reap, until `min_wait` has passed and one is, or until `limit`. Returns
+    /// how many are. So a burst costs one wake-up, and a lone completion is held up for `min_wait` at most. io_uring's
+    /// `min_wait_usec`.
+    ///
+    /// # Errors
+    /// As [`wait_timeout`](Self::wait_timeout).
+    pub fn wait_min(&mut self, count: usize, min_wait: Duration, limit: Duration) -> Result<usize, WaitError> {
+        self.completion.reaper.wait_min(count, min_wait, limit, self.submission.pusher.held_back())
+    }
+
     /// The next completion, for async code. Dropping the future loses nothing.
     ///
     /// # Errors

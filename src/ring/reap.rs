@@ -129,6 +129,23 @@ impl Reaper {
         }
     }
 
+    /// Until `min_wait` for `count`, from then on for one.
+    pub(super) fn wait_min(
+        &mut self,
+        count: usize,
+        min_wait: Duration,
+        limit: Duration,
+        held_back: usize,
+    ) -> Result<usize, WaitError> {
+        let start = Instant::now();
+        match self.wait(count, Some(min_wait.min(limit)), held_back) {
+            Err(WaitError::TimedOut) if min_wait < limit => {
+                self.wait(1, Some(limit.saturating_sub(start.elapsed())), held_back)
+            }
+            ended => ended,
+        }
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>, held_back: usize) -> Poll<Result<Cqe, WaitError>> {
         loop {
             if let Some(cqe) = self.cq.next() {
