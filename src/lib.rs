@@ -125,6 +125,7 @@
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
+//! | [`Ring::eventfd`], [`EventFd`]'s calls | never |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
@@ -215,8 +216,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, Completion, CompletionQueue, Completions, OpenChain, PushChainError, PushError, Refusal, Ring, Submission,
-    SubmissionQueue, Submitter, WaitError,
+    Builder, Completion, CompletionQueue, Completions, EventFd, OpenChain, PushChainError, PushError, Refusal, Ring,
+    Submission, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -1,12 +1,18 @@
-//! A ring's ends: its two halves, and waiting at them.
+//! A ring's ends: its two halves, waiting at them, and the descriptor for foreign event loops.
 
 mod common;
 
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LIMIT, Setup};
-use moonring::{Completion, Cqe, Engine, Entry, EntryFlags, Refusal, Ring, Submission, WaitError, fence, opcode};
+use moonring::sim::Sim;
+use moonring::{
+    Completion, Cqe, Engine, Entry, EntryFlags, EventFd, Refusal, Ring, Submission, WaitError, fence, opcode,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::unix::AsyncFd;
 
 fn nop(user_data: u64) -> Entry {
     opcode::Nop::new().build().user_data(user_data)
@@ -208,4 +214,163 @@ fn halves_carry_transfers_and_fences() {
     assert_eq!(all, (0..2_000).collect::<Vec<_>>());
     producer.join().unwrap();
     drop(signals.join().unwrap());
+}
+
+/// True if the descriptor is readable within `limit`.
+fn readable(eventfd: &EventFd, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).unwrap();
+    poll(&mut [PollFd::new(eventfd, PollFlags::IN)], Some(&limit)).unwrap() == 1
+}
+
+/// It was signalled once or will be soon: clears it.
+fn told(eventfd: &EventFd) -> bool {
+    readable(eventfd, LIMIT) && eventfd.clear()
+}
+
+/// It is not signalled, not even a little later: the write follows the completion.
+fn not_told(eventfd: &EventFd) -> bool {
+    !readable(eventfd, Duration::from_millis(20))
+}
+
+fn nops(ring: &mut Ring, count: u64) {
+    (0..count).for_each(|n| ring.submission().push(nop(n)).unwrap());
+    ring.submit().unwrap();
+}
+
+#[test]
+fn the_eventfd_tells_of_completions_in_an_empty_queue_once() {
+    let mut ring = Ring::builder().build(32, &Engine::loopback()).unwrap();
+    nops(&mut ring, 1);
+    assert_eq!(ring.wait(1), Ok(1));
+    // Made late, it tells what is there.
+    let eventfd = ring.eventfd().unwrap();
+    assert!(told(&eventfd));
+    assert!(!eventfd.clear());
+    assert_eq!(ring.eventfd().unwrap().as_raw_fd(), eventfd.as_raw_fd());
+    // Nobody reaped, so nobody is told again.
+    nops(&mut ring, 3);
+    assert_eq!(ring.wait(4), Ok(4));
+    assert!(not_told(&eventfd));
+    // A reaper that leaves some behind makes it readable again; one that leaves none does not.
+    assert_eq!(ring.completion().take(2).count(), 2);
+    assert!(told(&eventfd));
+    assert_eq!(ring.completion().count(), 2);
+    assert!(not_told(&eventfd));
+    // Skipped completions are none.
+    ring.submission().push(nop(9).flags(EntryFlags::CQE_SKIP_SUCCESS)).unwrap();
+    assert_eq!(ring.submit_and_wait(1), Err(WaitError::NothingOutstanding));
+    assert!(not_told(&eventfd));
+    // Eight at once: one publish, one signal.
+    nops(&mut ring, 8);
+    assert!(told(&eventfd));
+    assert_eq!(ring.wait(8), Ok(8));
+    assert_eq!(ring.completion().count(), 8);
+    // A half has the same.
+    let (mut submission, mut completion) = ring.split();
+    assert_eq!(completion.eventfd().unwrap().as_raw_fd(), eventfd.as_raw_fd());
+    while eventfd.clear() {}
+    push_all(&mut submission, [nop(1)].into_iter());
+    assert!(told(&eventfd));
+    // It outlives the ring, and is silent.
+    drop((submission, completion));
+    assert!(not_told(&eventfd));
+}
+
+#[test]
+fn a_muted_eventfd_is_silent_and_loses_nothing() {
+    let mut ring = Ring::builder().build(32, &Engine::loopback()).unwrap();
+    let eventfd = ring.eventfd().unwrap();
+    assert!(not_told(&eventfd));
+    eventfd.mute();
+    nops(&mut ring, 4);
+    assert_eq!(ring.wait(4), Ok(4));
+    assert_eq!(ring.completion().take(1).count(), 1);
+    assert!(not_told(&eventfd));
+    eventfd.unmute();
+    assert!(told(&eventfd));
+    assert_eq!(ring.completion().count(), 3);
+    nops(&mut ring, 1);
+    assert!(told(&eventfd));
+}
+
+#[test]
+fn the_eventfd_tells_of_the_pollers_death() {
+    let mut setup = Setup::simulated(8, Sim::new(1).panic_at(1));
+    let eventfd = setup.ring.eventfd().unwrap();
+    setup.push(setup.read(0, 8));
+    setup.ring.submit().unwrap();
+    let end = Instant::now() + LIMIT;
+    let mut reaped = 0;
+    loop {
+        assert!(Instant::now() < end && told(&eventfd), "{reaped} reaped");
+        reaped += setup.ring.completion().count();
+        if reaped == 1 {
+            break;
+        }
+    }
+    assert_eq!(setup.ring.wait(1), Err(WaitError::PollerDead));
+}
+
+/// A loop that sleeps on the descriptor alone, reaping some or all of what is there, sleeps through nothing.
+#[test]
+fn an_event_loop_on_the_eventfd_loses_no_wake_up() {
+    const COUNT: u64 = 20_000;
+    for most in [3, usize::MAX] {
+        let (mut submission, mut completion) = halves(16);
+        let eventfd = completion.eventfd().unwrap();
+        let producer = thread::spawn(move || {
+            for n in 0..COUNT {
+                push_all(&mut submission, [nop(n)].into_iter());
+                if n % 64 == 0 {
+                    // Let the loop fall asleep now and then.
+                    thread::sleep(Duration::from_micros(n % 100));
+                }
+            }
+        });
+        let mut next = 0;
+        while next < COUNT {
+            assert!(readable(&eventfd, LIMIT), "asleep after {next} of {COUNT}, at most {most} a time");
+            eventfd.clear();
+            for cqe in completion.completion().take(most) {
+                assert_eq!(cqe.user_data(), next);
+                next += 1;
+            }
+        }
+        producer.join().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn tokio_waits_for_the_eventfd() {
+    const COUNT: u64 = 2_000;
+    let mut ring = Ring::builder().build(16, &Engine::loopback()).unwrap();
+    // SAFETY: the descriptor is the same one and stays open as long as its `EventFd`, which the `AsyncFd` owns.
+    let eventfd = unsafe { AsyncFd::register(ring.eventfd().unwrap()) }.unwrap();
+    let mut submitter = ring.submitter();
+    let producer = thread::spawn(move || {
+        let (mut signaller, timeline) = fence::timeline(0);
+        for n in 0..COUNT {
+            let mut entry = opcode::Wait::new().build().wait(&timeline.at(n + 1)).user_data(n);
+            while let Err(refused) = submitter.push(entry) {
+                entry = refused.entry;
+                thread::yield_now();
+            }
+            submitter.submit().unwrap();
+            signaller.signal(n + 1).unwrap();
+        }
+        signaller
+    });
+    let mut next = 0;
+    while next < COUNT {
+        let guard = tokio::time::timeout(LIMIT, eventfd.readable()).await;
+        let mut guard = guard.unwrap_or_else(|_| panic!("asleep after {next} of {COUNT}")).unwrap();
+        // In this order: what comes after the reaping is told of afresh.
+        eventfd.get_ref().clear();
+        guard.clear_ready();
+        for cqe in ring.completion() {
+            assert_eq!((cqe.user_data(), cqe.res()), (next, 0));
+            next += 1;
+        }
+    }
+    drop(producer.join().unwrap());
 }

@@ -283,6 +283,7 @@ impl RingState {
         if self.shared.freed.load(Ordering::Relaxed) != self.freed {
             self.shared.freed.store(self.freed, Ordering::Release);
         }
+        let before = self.cq.published();
         let posted = self.cq.publish() > 0;
         if self.shared.settled.load(Ordering::Relaxed) != self.freed {
             self.shared.settled.store(self.freed, Ordering::Release);
@@ -292,6 +293,11 @@ impl RingState {
             self.shared.reaper.ring_always();
         } else if posted {
             self.shared.reaper.ring(self.cq.published());
+        }
+        if posted && let Some(eventfd) = self.shared.eventfd.get() {
+            // After the doorbell, which has the barrier that this needs: either we see that the reaper had emptied the queue,
+            // or it sees these completions when it gives the room of the last ones back.
+            eventfd.signal_if(|| self.cq.released() >= before);
         }
     }
 
@@ -347,6 +353,9 @@ impl RingState {
     pub(super) fn die(&mut self) {
         self.shared.set_life(Life::Dead);
         self.wake_reaper();
+        if let Some(eventfd) = self.shared.eventfd.get() {
+            eventfd.signal_if(|| true);
+        }
     }
 
     pub(super) fn wake_reaper(&self) {

@@ -1,10 +1,12 @@
 //! The two halves of a ring, which may live on two threads. The last of them to go closes it.
 
+use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::SubmissionQueue;
+use super::eventfd::EventFd;
 use super::push::{OpenChain, Pusher, Submitter};
 use super::reap::{CompletionQueue, Completions, Reaper, WaitError};
 use crate::core::{Closing, Control, Controls};
@@ -159,5 +161,13 @@ impl Completion {
     /// half and all submitters are gone.
     pub fn completions(&mut self) -> Completions<'_> {
         self.reaper.completions(0)
+    }
+
+    /// As [`Ring::eventfd`](crate::Ring::eventfd).
+    ///
+    /// # Errors
+    /// What the system says, such as that the process has too many descriptors.
+    pub fn eventfd(&mut self) -> io::Result<EventFd> {
+        self.reaper.eventfd()
     }
 }

@@ -1,5 +1,6 @@
 //! The ring: where entries go in and completions come out.
 
+mod eventfd;
 mod halves;
 mod push;
 mod reap;
@@ -9,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use eventfd::EventFd;
 pub use halves::{Completion, Submission};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
@@ -171,6 +173,15 @@ impl Ring {
     /// submitter exists.
     pub fn completions(&mut self) -> Completions<'_> {
         self.completion.reaper.completions(self.submission.pusher.held_back())
+    }
+
+    /// The ring's descriptor for foreign event loops, see [`EventFd`]: made at the first call, the same one at each further.
+    /// If completions are ready, it is readable at once. Rings without one pay nothing for it.
+    ///
+    /// # Errors
+    /// What the system says, such as that the process has too many descriptors.
+    pub fn eventfd(&mut self) -> io::Result<EventFd> {
+        self.completion.eventfd()
     }
 
     /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each, for good.

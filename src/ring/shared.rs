@@ -4,11 +4,12 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
+use super::eventfd::EventFd;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) poller: Arc<Doorbell>,
     /// Wakes the reaper, by position in the CQ.
     pub(crate) reaper: Doorbell,
+    /// For a foreign event loop, if there is one.
+    pub(crate) eventfd: OnceLock<EventFd>,
     pub(crate) sides: Sides,
     /// Submitters that exist, and a submitting half on its own.
     pub(crate) submitters: AtomicUsize,
@@ -75,6 +78,7 @@ impl Shared {
             overflowing: AtomicBool::new(false),
             poller,
             reaper: Doorbell::new(),
+            eventfd: OnceLock::new(),
             sides: Sides::new((capacity / 8).max(1)),
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
