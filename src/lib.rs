@@ -130,6 +130,7 @@
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
 //! | dropping a [`Ring`], or the last of its halves | at most [`Builder::grace`] and 10 s |
+//! | [`Ring::close`] | at most its limit and 10 s |
 //! | dropping an engine's last user | while the transport ends, with Mooncake at most 5 s |
 //!
 //! # Threads
@@ -216,8 +217,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, Completion, CompletionQueue, Completions, EventFd, OpenChain, PushChainError, PushError, Refusal, Ring,
-    Submission, SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, EventFd, OpenChain, PushChainError, PushError,
+    Refusal, Ring, Submission, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -1,4 +1,4 @@
-//! A ring's ends: its two halves, waiting at them, and the descriptor for foreign event loops.
+//! A ring's ends: its two halves, waiting at them, the descriptor for foreign event loops, and closing.
 
 mod common;
 
@@ -7,9 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LIMIT, Setup};
-use moonring::sim::Sim;
+use moonring::code::errno;
+use moonring::sim::{Probe, Sim};
 use moonring::{
-    Completion, Cqe, Engine, Entry, EntryFlags, EventFd, Refusal, Ring, Submission, WaitError, fence, opcode,
+    Completion, Cqe, CqeFlags, Engine, Entry, EntryFlags, EventFd, Refusal, Ring, Stage, Submission, UnregisterError,
+    WaitError, fence, opcode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::unix::AsyncFd;
@@ -373,4 +375,144 @@ async fn tokio_waits_for_the_eventfd() {
         }
     }
     drop(producer.join().unwrap());
+}
+
+/// Waits until the transport was given so many operations.
+fn until_issued(probe: &Probe, count: u64) {
+    let end = Instant::now() + LIMIT;
+    while probe.issued() < count {
+        assert!(Instant::now() < end, "{} of {count} issued", probe.issued());
+        thread::yield_now();
+    }
+}
+
+/// Closes a ring with work in every state: each entry is in the report, once, with what became of it.
+#[test]
+fn close_hands_over_every_result() {
+    let sim = Sim::new(3).delay(Duration::from_millis(400)..Duration::from_millis(401));
+    let mut setup = Setup::simulated(64, sim);
+    let (_signaller, never) = fence::host();
+    (0..3).for_each(|n| setup.push(nop(n)));
+    (3..8).for_each(|n| setup.push(setup.read(0, 8).user_data(n)));
+    setup.push(setup.read(0, 8).user_data(100).flags(EntryFlags::CQE_SKIP_SUCCESS));
+    (8..10).for_each(|n| setup.push(setup.read(0, 8).wait(&never).user_data(n)));
+    setup.push(opcode::Wait::new().build().wait(&never).user_data(10).flags(EntryFlags::IO_HARDLINK));
+    setup.push(nop(11));
+    setup.push(opcode::Timeout::new(Duration::from_secs(3600)).build().user_data(12));
+    setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_timeout(3, LIMIT), Ok(3));
+    // Pushed, and not submitted: closing does that.
+    setup.push(setup.read(0, 8).wait(&never).user_data(13));
+    let report = setup.ring.close(LIMIT);
+    assert!(report.finished);
+    assert_eq!((report.unissued, report.completed, report.unquiet), (6, 5, 0), "{report:?}");
+    let mut all: Vec<_> = report.completions.iter().map(|cqe| (cqe.user_data(), cqe.res(), cqe.stage())).collect();
+    all.sort_unstable_by_key(|&(user_data, ..)| user_data);
+    let expected = (0..14).map(|n| match n {
+        0..3 => (n, 0, Stage::Done),
+        3..8 => (n, 8, Stage::Done),
+        _ => (n, -errno::ESHUTDOWN, Stage::Shutdown),
+    });
+    assert_eq!(all, expected.collect::<Vec<_>>());
+    assert!(report.completions.iter().all(|cqe| cqe.flags().is_empty()));
+}
+
+/// More completions than the queue has room for are handed over in order.
+#[test]
+fn close_hands_over_what_waits_for_room() {
+    let mut setup = Setup::loopback(8);
+    setup.theirs.write_at(23 * 8, b"the last").unwrap();
+    let mut accepted = 0;
+    let end = Instant::now() + LIMIT;
+    while accepted < 16 + 8 {
+        assert!(Instant::now() < end);
+        let entry = setup.read(accepted as usize * 8, 8).user_data(accepted);
+        accepted += u64::from(setup.ring.submission().push(entry).is_ok());
+        setup.ring.submit().unwrap();
+    }
+    // The last has landed, in the turn that posts it or lets it wait.
+    let mut last = [0; 8];
+    while last != *b"the last" {
+        assert!(Instant::now() < end);
+        setup.ours.read_at(23 * 8, &mut last).unwrap();
+    }
+    let report = setup.ring.close(LIMIT);
+    let all: Vec<_> = report.completions.iter().map(|cqe| (cqe.user_data(), cqe.res())).collect();
+    assert_eq!(all, (0..24).map(|n| (n, 8)).collect::<Vec<_>>());
+}
+
+/// Transfers that do not end in time: others use the engine, so they cannot be stopped, and every completion says so.
+#[test]
+fn close_tells_what_it_could_not_stop() {
+    let sim = Sim::new(4).delay(Duration::from_secs(3600)..Duration::from_secs(3601));
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(16, sim);
+    // The slots have held entries that ended elsewhere.
+    (0..16).for_each(|n| setup.push(opcode::Nop::new().result(-errno::EIO).build().user_data(n)));
+    assert_eq!(setup.reap(16).len(), 16);
+    (0..5).for_each(|n| setup.push(setup.read(0, 8).user_data(n)));
+    setup.ring.submit().unwrap();
+    until_issued(&probe, 5);
+    let start = Instant::now();
+    let report = setup.ring.close(Duration::from_millis(20));
+    assert!(start.elapsed() >= Duration::from_millis(20) && start.elapsed() < Duration::from_secs(11));
+    assert!(report.finished);
+    assert_eq!((report.unissued, report.completed, report.unquiet), (0, 0, 5));
+    for (n, cqe) in report.completions.iter().enumerate() {
+        assert_eq!((cqe.user_data(), cqe.flags()), (n as u64, CqeFlags::UNQUIET));
+        let error = cqe.result().unwrap_err();
+        assert_eq!((error.errno, error.stage), (errno::ESHUTDOWN, Stage::Transfer));
+    }
+    assert!(matches!(setup.ours.unregister(), Err(UnregisterError::Busy(5))));
+}
+
+/// The same with a ring that is the engine's last user: the transport is closed, which ends them.
+#[test]
+fn close_ends_what_only_the_ring_uses() {
+    let sim = Sim::new(5).delay(Duration::from_secs(3600)..Duration::from_secs(3601));
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(16, sim);
+    (0..5).for_each(|n| setup.push(setup.read(0, 8).user_data(n)));
+    setup.ring.submit().unwrap();
+    until_issued(&probe, 5);
+    let Setup { engine, ring, ours, theirs, .. } = setup;
+    drop((engine, ours, theirs));
+    let report = ring.close(Duration::from_millis(20));
+    assert_eq!((report.unissued, report.completed, report.unquiet), (0, 5, 0));
+    let stages = report.completions.iter().map(|cqe| (cqe.res(), cqe.stage(), cqe.flags()));
+    assert!(stages.eq([(-errno::ESHUTDOWN, Stage::Transfer, CqeFlags::empty()); 5]), "{report:?}");
+}
+
+/// A result that was told with MORE: what follows says whether the local range is quiet.
+#[test]
+fn close_ends_an_overdue_entry_with_a_notif() {
+    for alone in [true, false] {
+        let sim = Sim::new(6).unquiet(1000).delay(Duration::from_millis(500)..Duration::from_millis(501));
+        let mut setup = Setup::simulated(8, sim);
+        setup.push(setup.read(0, 8).user_data(1));
+        let cqe = setup.reap(1)[0];
+        assert_eq!((cqe.res(), cqe.flags()), (-errno::ETIMEDOUT, CqeFlags::MORE));
+        let Setup { engine, ring, ours, theirs, .. } = setup;
+        let others = (!alone).then_some((engine, ours, theirs));
+        let report = ring.close(Duration::ZERO);
+        assert_eq!((report.unissued, report.completed, report.unquiet), (0, usize::from(alone), usize::from(!alone)));
+        let expected = if alone { CqeFlags::NOTIF } else { CqeFlags::NOTIF | CqeFlags::UNQUIET };
+        let all: Vec<_> = report.completions.iter().map(|cqe| (cqe.user_data(), cqe.res(), cqe.flags())).collect();
+        assert_eq!(all, [(1, 0, expected)]);
+        drop(others);
+    }
+}
+
+/// After the poller's death the report has what was not reaped, and submitters are refused.
+#[test]
+fn close_after_the_pollers_death() {
+    let mut setup = Setup::simulated(8, Sim::new(7).panic_at(2));
+    (0..4).for_each(|n| setup.push(setup.read(0, 8).user_data(n)));
+    setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_timeout(4, LIMIT), Ok(4));
+    let mut submitter = setup.ring.submitter();
+    let report = setup.ring.close(LIMIT);
+    assert!(report.finished);
+    assert_eq!(report.completions.len(), 4);
+    assert!(submitter.push(nop(9)).is_err());
 }

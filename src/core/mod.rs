@@ -545,7 +545,8 @@ impl Core {
         let own = self.slots_of(index);
         for &slot in &own {
             self.slots.member(slot).next = NONE;
-            self.slots.member(slot).skip = false;
+            // What was issued may still succeed.
+            self.slots.member(slot).skip &= self.slots[slot].state == State::Issued;
         }
         self.steps.retain(|step| !own.contains(&step.slot()));
         for slot in own {
@@ -593,12 +594,25 @@ impl Core {
         if !quiet {
             engine.leak();
         }
-        let own = self.slots_of(index);
-        for slot in own {
-            if quiet {
-                self.slots[slot].sqe.end_use();
+        for slot in self.slots_of(index) {
+            let entry = &mut self.slots[slot];
+            entry.quiet = true;
+            entry.detail = 0;
+            if entry.state == State::Overdue {
+                (entry.notif, entry.res) = (true, 0);
+            } else {
+                entry.res = -errno::ESHUTDOWN;
+                entry.flags = (Stage::Transfer.bits() >> 16) as u16;
+                entry.landed = self.now;
             }
-            self.slots.release(slot);
+            if quiet {
+                entry.sqe.end_use();
+            } else {
+                // The region stays in use for ever.
+                entry.sqe.forget_use();
+                entry.flags |= CqeFlags::UNQUIET.bits() as u16;
+            }
+            self.post_now(slot);
         }
     }
 

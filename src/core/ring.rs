@@ -68,13 +68,28 @@ struct Lane {
 pub(crate) struct Closing {
     /// How long to wait for operations in flight.
     grace: Duration,
+    /// The completions of what ends while the ring closes, if somebody asked for them.
+    kept: Option<Mutex<Vec<Cqe>>>,
     done: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Closing {
-    pub(crate) fn new(grace: Duration) -> Arc<Closing> {
-        Arc::new(Closing { grace, done: Mutex::new(false), changed: Condvar::new() })
+    pub(crate) fn new(grace: Duration, keep: bool) -> Arc<Closing> {
+        let kept = keep.then(Mutex::default);
+        Arc::new(Closing { grace, kept, done: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn keep(&self, cqe: Cqe) {
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(cqe);
+        }
+    }
+
+    /// What was kept so far.
+    pub(crate) fn take_kept(&self) -> Vec<Cqe> {
+        let kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.map(|mut kept| std::mem::take(&mut *kept)).unwrap_or_default()
     }
 
     pub(super) fn finish(&self) {
@@ -240,7 +255,7 @@ impl RingState {
         Some(sqe)
     }
 
-    /// True if a completion can be posted now: none waits before it, and the CQ has a place. A closing ring's are dropped.
+    /// True if a completion can be posted now: none waits before it, and the CQ has a place. A closing ring's go past it.
     #[inline]
     pub(super) fn has_room(&mut self) -> bool {
         self.closing.is_some() || (self.waiting.is_empty() && self.cq.room() > 0)
@@ -248,7 +263,8 @@ impl RingState {
 
     #[inline]
     pub(super) fn post(&mut self, cqe: Cqe) {
-        if self.closing.is_some() {
+        if let Some((closing, _)) = &self.closing {
+            closing.keep(cqe);
             return;
         }
         self.cq.write(cqe).expect("the caller has seen room");

@@ -29,17 +29,23 @@ pub(super) struct Hold {
     pub(super) poller: Option<JoinHandle<()>>,
 }
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let closing = Closing::new(self.grace);
-        self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(&closing) });
-        let closed = closing.wait(self.grace.saturating_add(CLOSE_BOUND));
-        if let Some(poller) = self.poller.take()
-            && closed
-        {
+impl Hold {
+    /// Closes the ring, unless it is. True if the core has let go of it in time.
+    pub(super) fn close(&mut self, closing: &Arc<Closing>, grace: Duration) -> bool {
+        let Some(poller) = self.poller.take() else { return true };
+        self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
+        let closed = closing.wait(grace.saturating_add(CLOSE_BOUND));
+        if closed {
             // It has no rings left, so it ends.
             let _ = poller.join();
         }
+        closed
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.close(&Closing::new(self.grace, false), self.grace);
     }
 }
 
@@ -113,7 +119,7 @@ impl Drop for Submission {
 #[derive(Debug)]
 pub struct Completion {
     // Before the reaper, as in the other half.
-    pub(super) _hold: Arc<Hold>,
+    pub(super) hold: Arc<Hold>,
     pub(super) reaper: Reaper,
 }
 

@@ -1,5 +1,6 @@
 //! The ring: where entries go in and completions come out.
 
+mod close;
 mod eventfd;
 mod halves;
 mod push;
@@ -10,6 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use close::CloseReport;
 pub use eventfd::EventFd;
 pub use halves::{Completion, Submission};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
@@ -70,7 +72,7 @@ impl Builder {
         let hold = Arc::new(Hold { controls, ring, grace: self.grace, poller: Some(poller) });
         Ok(Ring {
             submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
-            completion: Completion { _hold: hold, reaper: Reaper::new(shared, cq_out, threads_here) },
+            completion: Completion { hold, reaper: Reaper::new(shared, cq_out, threads_here) },
         })
     }
 }
@@ -84,7 +86,8 @@ impl Builder {
 /// Dropping the ring ends what was not issued, waits for what was (see [`Builder::grace`]) and then, if transfers are
 /// still running, for the transport to be closed if nobody else uses the engine; if somebody does, the engine and its
 /// memory are kept for ever. Every clone of the engine, every [`Registered`](crate::Registered) and every other ring is
-/// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it.
+/// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it;
+/// [`close`](Self::close) hands them over.
 #[derive(Debug)]
 pub struct Ring {
     // In this order: what was pushed is submitted before the ring closes.
