@@ -138,8 +138,9 @@
 //! A ring belongs to one thread at a time and can be moved to another. [`Ring::split`] makes two halves of it, one to submit
 //! and one to reap, each for a thread of its own. Any number of further threads push through [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
 //!
-//! Each ring has one thread, `moonring-poller`. An [`Engine::open_segment`] runs on a `moonring-open`, the end of a
-//! Mooncake engine on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
+//! Each ring has one thread, `moonring-poller`, or shares that of the ring that it is attached to ([`Builder::attach`]). An
+//! [`Engine::open_segment`] runs on a `moonring-open`, the end of an engine under a closing ring, and any end of a Mooncake
+//! engine, on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
 //! transfers are in flight, or CUDA fences are waited for, it looks again at growing intervals of at most 5 ms.
 //!
 //! ```

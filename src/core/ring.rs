@@ -1,6 +1,9 @@
 //! The core's side of one ring: its queues, and the completions that wait for room.
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,10 +13,12 @@ use super::slots::{List, Slots};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
+use crate::doorbell::Doorbell;
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
 use crate::sync::{Ordering, fence};
+use crate::thread;
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.
@@ -21,6 +26,8 @@ const PUBLISH_EVERY: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct RingState {
+    /// The one that its ends name it by.
+    pub(super) number: u32,
     shared: Arc<Shared>,
     sq: Consumer<Sqe>,
     cq: Producer<Cqe>,
@@ -49,11 +56,15 @@ pub(super) struct RingState {
     freed: u64,
     /// Which of the core's drivers.
     pub(super) driver: usize,
-    /// The first of its side blocks' edges.
-    side_edges: usize,
+    /// Its side blocks' edges; there may be more than it needs.
+    side_edges: Range<usize>,
     /// Its peers, by the transport's number.
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
+    /// It is closing, and something has happened to it since the last step of that.
+    stirred: bool,
+    /// Its engine is being ended, with operations in flight.
+    ending: Option<Arc<Ending>>,
 }
 
 #[derive(Debug)]
@@ -112,16 +123,40 @@ impl Closing {
     }
 }
 
+/// The end of an engine, made by a thread of its own.
+#[derive(Debug)]
+pub(super) struct Ending(AtomicU8);
+
+impl Ending {
+    const RUNNING: u8 = 0;
+    const QUIET: u8 = 1;
+    const BUSY: u8 = 2;
+
+    fn set(&self, quiet: bool) {
+        self.0.store(if quiet { Ending::QUIET } else { Ending::BUSY }, Ordering::Release);
+    }
+
+    /// Once it is over: whether nothing touches any local memory any more.
+    pub(super) fn outcome(&self) -> Option<bool> {
+        match self.0.load(Ordering::Acquire) {
+            Ending::RUNNING => None,
+            outcome => Some(outcome == Ending::QUIET),
+        }
+    }
+}
+
 impl RingState {
     pub(super) fn new(
+        number: u32,
         shared: Arc<Shared>,
         sq: Consumer<Sqe>,
         cq: Producer<Cqe>,
         driver: usize,
-        side_edges: usize,
+        side_edges: Range<usize>,
     ) -> RingState {
         let capacity = shared.capacity as usize;
         RingState {
+            number,
             shared,
             sq,
             cq,
@@ -141,6 +176,8 @@ impl RingState {
             side_edges,
             peers: Vec::new(),
             closing: None,
+            stirred: false,
+            ending: None,
         }
     }
 
@@ -150,7 +187,15 @@ impl RingState {
 
     /// The ring's side blocks and the edge of the first fence of block `side`.
     pub(super) fn side_edges(&self, side: u32) -> (Arc<Shared>, usize) {
-        (Arc::clone(&self.shared), self.side_edges + side as usize * MAX_FENCES)
+        (Arc::clone(&self.shared), self.side_edges.start + side as usize * MAX_FENCES)
+    }
+
+    pub(super) fn all_side_edges(&self) -> Range<usize> {
+        self.side_edges.clone()
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.shared.capacity as u32
     }
 
     pub(super) fn add_lane(&mut self, lane: u32, entries: Consumer<Sqe>) {
@@ -265,6 +310,7 @@ impl RingState {
     pub(super) fn post(&mut self, cqe: Cqe) {
         if let Some((closing, _)) = &self.closing {
             closing.keep(cqe);
+            self.stirred = true;
             return;
         }
         self.cq.write(cqe).expect("the caller has seen room");
@@ -282,7 +328,7 @@ impl RingState {
     /// The same, and no completion says so.
     pub(super) fn give_back_unit_silently(&mut self) {
         self.freed += 1;
-        self.silent = true;
+        (self.silent, self.stirred) = (true, true);
     }
 
     /// Lets everybody see what was taken, given back and posted.
@@ -339,21 +385,57 @@ impl RingState {
 
     /// The last look before sleeping.
     pub(super) fn has_input(&self) -> bool {
-        self.sq.ready() > 0 || !self.shared.published.is_empty() || (!self.waiting.is_empty() && self.cq.has_room_now())
+        self.sq.ready() > 0
+            || !self.shared.published.is_empty()
+            || (!self.waiting.is_empty() && self.cq.has_room_now())
+            || self.ending.as_ref().is_some_and(|ending| ending.outcome().is_some())
     }
 
     pub(super) fn close(&mut self, closing: Arc<Closing>, now: Nanos) {
         self.shared.set_life(Life::Closed);
         let deadline = now.saturating_add(closing.grace.as_nanos().try_into().unwrap_or(Nanos::MAX));
         self.closing = Some((closing, deadline));
+        self.stirred = true;
     }
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.is_some()
     }
 
+    /// True if it is closing and there is something to do for that. A step looks at all slots, which would make other rings'
+    /// turns slow.
+    pub(super) fn takes_step(&mut self, now: Nanos) -> bool {
+        let Some((_, deadline)) = &self.closing else { return false };
+        let due = self.ending.as_ref().map_or(*deadline <= now, |ending| ending.outcome().is_some());
+        let come = self.sq.ready() > 0 || !self.shared.published.is_empty();
+        std::mem::take(&mut self.stirred) || due || come
+    }
+
+    /// When to stop waiting for operations in flight; whoever ends the engine says when it is done.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.closing.as_ref().map(|&(_, deadline)| deadline)
+        self.closing.as_ref().filter(|_| self.ending.is_none()).map(|&(_, deadline)| deadline)
+    }
+
+    pub(super) fn ending(&self) -> Option<&Ending> {
+        self.ending.as_deref()
+    }
+
+    /// Closes the engine's transport, on a thread of its own: it may take seconds, in which other rings have their turns.
+    pub(super) fn end_engine(&mut self, doorbell: Arc<Doorbell>) {
+        let ending = Arc::new(Ending(AtomicU8::new(Ending::RUNNING)));
+        self.ending = Some(Arc::clone(&ending));
+        let transport = Arc::clone(self.engine().transport());
+        let report = Arc::clone(&ending);
+        let helper = move || {
+            let closed = catch_unwind(AssertUnwindSafe(|| transport.close()));
+            // Before the report: after it, the ring is the engine's last user.
+            drop(transport);
+            report.set(matches!(closed, Ok(Ok(()))));
+            doorbell.ring_always();
+        };
+        if thread::spawn("moonring-close", helper).is_err() {
+            ending.set(false);
+        }
     }
 
     /// The core forgets the ring.

@@ -2,16 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::SubmissionQueue;
 use super::eventfd::EventFd;
 use super::push::{OpenChain, Pusher, Submitter};
 use super::reap::{CompletionQueue, Completions, Reaper, WaitError};
-use crate::core::{Closing, Control, Controls};
+use crate::core::{Closing, Control};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
+use crate::poller::Poller;
 use crate::sync::Ordering;
 
 static_assertions::assert_impl_all!(Submission: Send);
@@ -23,23 +23,30 @@ const CLOSE_BOUND: Duration = Duration::from_secs(10);
 /// A ring's hold on its poller, shared by its halves. Dropping the last closes the ring.
 #[derive(Debug)]
 pub(super) struct Hold {
-    pub(super) controls: Arc<Controls>,
     pub(super) ring: u32,
     pub(super) grace: Duration,
-    pub(super) poller: Option<JoinHandle<()>>,
+    /// Until it is closed.
+    pub(super) poller: Option<Arc<Poller>>,
 }
 
 impl Hold {
     /// Closes the ring, unless it is. True if the core has let go of it in time.
     pub(super) fn close(&mut self, closing: &Arc<Closing>, grace: Duration) -> bool {
         let Some(poller) = self.poller.take() else { return true };
-        self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
+        poller.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
         let closed = closing.wait(grace.saturating_add(CLOSE_BOUND));
-        if closed {
-            // It has no rings left, so it ends.
-            let _ = poller.join();
+        if !closed {
+            // It may never end, so nobody is to wait for it: this share is never given back.
+            std::mem::forget(poller);
+        } else if let Some(poller) = Arc::into_inner(poller) {
+            // All of its rings are closed, so it ends.
+            poller.join();
         }
         closed
+    }
+
+    pub(super) fn poller(&self) -> &Arc<Poller> {
+        self.poller.as_ref().expect("only closing takes it")
     }
 }
 
@@ -91,7 +98,7 @@ impl Submission {
     /// A submitter for a further thread, as [`Ring::submitter`](crate::Ring::submitter).
     pub fn submitter(&mut self) -> Submitter {
         self.pusher.share();
-        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.hold.controls), self.hold.ring)
+        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.hold.poller().controls), self.hold.ring)
     }
 
     /// The engine that the ring was built on.

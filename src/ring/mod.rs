@@ -8,7 +8,7 @@ mod reap;
 pub(crate) mod shared;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub use close::CloseReport;
@@ -17,11 +17,12 @@ pub use halves::{Completion, Submission};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
-use crate::core::{Control, Controls};
+use crate::core::{Control, MAX_SLOTS, Refused};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
-use crate::{poller, spsc};
+use crate::poller::Poller;
+use crate::spsc;
 use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
@@ -32,6 +33,7 @@ use shared::Shared;
 pub struct Builder {
     idle: Duration,
     grace: Duration,
+    attach: Option<Weak<Poller>>,
 }
 
 impl Builder {
@@ -44,6 +46,29 @@ impl Builder {
         self
     }
 
+    /// Shares the poller thread of `other`, whatever engine it is on, instead of starting one; on the same engine, the two
+    /// also share what the poller asks of the transport. Each ring has its turn. The thread keeps the [`idle`](Self::idle)
+    /// time that its first ring asked for, and ends when the last of its rings is closed; a panic on it ends them all.
+    /// io_uring's `ATTACH_WQ`.
+    ///
+    /// ```
+    /// # use moonring::{Engine, Ring, opcode};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::loopback();
+    /// let loads = Ring::builder().build(256, &engine)?;
+    /// let mut stores = Ring::builder().attach(&loads).build(64, &engine)?;
+    /// drop(loads); // the other goes on
+    /// stores.submission().push(opcode::Nop::new().build())?;
+    /// stores.submit_and_wait(1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn attach(mut self, other: &Ring) -> Builder {
+        self.attach = Some(Arc::downgrade(other.completion.hold.poller()));
+        self
+    }
+
     /// How long dropping the ring waits for transfers that are with the transport, 1 s unless set. 0 does not wait.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Builder {
@@ -52,28 +77,53 @@ impl Builder {
     }
 
     /// Builds a ring on `engine` that takes `entries` entries at a time, accepted and not ended, and starts its poller
-    /// thread. Its completion queue has room for at least twice as many. Any number in the range will do, not only powers of two.
+    /// thread, unless it is [attached](Self::attach) to another's. Its completion queue has room for at least twice as many. Any number in the range will do, not only powers of two.
     ///
     /// # Errors
-    /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; otherwise what starting the thread says.
+    /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; `NotConnected` if the ring that
+    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings have 2^24 - 1 entries
+    /// together already, or would; otherwise what starting the thread says.
     pub fn build(self, entries: u32, engine: &Engine) -> io::Result<Ring> {
         if !(1..=Ring::MAX_ENTRIES).contains(&entries) {
             let text = format!("a ring of {entries} entries: it can have 1 to {}", Ring::MAX_ENTRIES);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let controls = Arc::new(Controls::new());
+        let poller = match &self.attach {
+            None => Arc::new(Poller::spawn(entries, self.idle)?),
+            Some(other) => joined(other, entries)?,
+        };
+        let controls = &poller.controls;
         let shared = Arc::new(Shared::new(engine.clone(), entries, Arc::clone(&controls.doorbell)));
         let (sq_in, sq) = spsc::ring(entries as usize);
         let (cq, cq_out) = spsc::ring(2 * entries as usize);
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
-        let poller = poller::spawn(Arc::clone(&controls), self.idle)?;
         let threads_here = engine.transport().caps().threads_here;
-        let hold = Arc::new(Hold { controls, ring, grace: self.grace, poller: Some(poller) });
+        let hold = Arc::new(Hold { ring, grace: self.grace, poller: Some(poller) });
         Ok(Ring {
             submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
             completion: Completion { hold, reaper: Reaper::new(shared, cq_out, threads_here) },
         })
+    }
+}
+
+/// The poller to attach to, with a place for a ring of `entries`.
+fn joined(other: &Weak<Poller>, entries: u32) -> io::Result<Arc<Poller>> {
+    let poller = other.upgrade();
+    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(entries));
+    match (joined, poller) {
+        (Ok(()), Some(poller)) => Ok(poller),
+        (Err(Refused::Full(all)), _) => {
+            let text = format!(
+                "a ring of {entries} entries on a poller whose rings have {all}: together they can have {MAX_SLOTS}; do \
+                 not attach it"
+            );
+            Err(io::Error::new(io::ErrorKind::QuotaExceeded, text))
+        }
+        _ => {
+            let text = "the ring to attach to is closed, and its poller with it; attach to one that lives, or to none";
+            Err(io::Error::new(io::ErrorKind::NotConnected, text))
+        }
     }
 }
 
@@ -101,7 +151,7 @@ impl Ring {
 
     /// Settings for a new ring.
     pub fn builder() -> Builder {
-        Builder { idle: Duration::from_micros(100), grace: Duration::from_secs(1) }
+        Builder { idle: Duration::from_micros(100), grace: Duration::from_secs(1), attach: None }
     }
 
     /// The submission queue.
