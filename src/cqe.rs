@@ -20,8 +20,8 @@ bitflags! {
         /// The second completion: the local range is left alone from now on. Its result is 0, its `user_data`, stage and
         /// times are the first one's, its `detail` is the transport's last word.
         const NOTIF = 1 << 3;
-        /// The ring's poller died around a transfer that could not be stopped: the local range may be touched for ever,
-        /// and its memory is kept for ever. With `NOTIF` for an entry whose result was posted before.
+        /// The ring was closed, or its poller died, around a transfer that could not be stopped: the local range may be touched
+        /// for ever, and its memory is kept for ever. With `NOTIF` for an entry whose result was posted before.
         const UNQUIET = 1 << 8;
     }
 }

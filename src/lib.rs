@@ -168,21 +168,24 @@
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
 //! | [`Controller::cancel`] | for a turn or two of the poller |
 //! | [`Controller::quiesce`] | until what it selects is quiet, at most its limit |
-//! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`] at most its limit |
+//! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
+//! | [`Ring::eventfd`], [`EventFd`]'s calls | never |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
-//! | dropping a [`Ring`] | at most [`Builder::grace`] and 10 s |
+//! | dropping a [`Ring`], or the last of its halves | at most [`Builder::grace`] and 10 s |
+//! | [`Ring::close`] | at most its limit and 10 s |
 //! | dropping an engine's last user | while the transport ends, with Mooncake at most 5 s |
 //!
 //! # Threads
 //!
-//! A ring belongs to one thread at a time and can be moved to another. Any number of further threads push through
-//! [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
+//! A ring belongs to one thread at a time and can be moved to another. [`Ring::split`] makes two halves of it, one to submit
+//! and one to reap, each for a thread of its own. Any number of further threads push through [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
 //!
-//! Each ring has one thread, `moonring-poller`. An [`Engine::open_segment`] runs on a `moonring-open`, the end of a
-//! Mooncake engine on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
+//! Each ring has one thread, `moonring-poller`, or shares that of the ring that it is attached to ([`Builder::attach`]). An
+//! [`Engine::open_segment`] runs on a `moonring-open`, the end of an engine under a closing ring, and any end of a Mooncake
+//! engine, on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
 //! transfers are in flight, or CUDA fences are waited for, it looks again at growing intervals of at most 5 ms.
 //!
 //! ```
@@ -264,8 +267,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CompletionQueue, Completions, ControlError, Controller, OpenChain, PushChainError, PushError, Refusal,
-    Ring, SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, EventFd, OpenChain,
+    PushChainError, PushError, Refusal, Ring, Submission, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -11,10 +11,35 @@ use crate::core::{Controls, Core};
 use crate::thread;
 use crate::transport::{Hint, Nanos};
 
-/// Starts the thread. It ends when the last of its rings has.
-pub(crate) fn spawn(controls: Arc<Controls>, idle: Duration) -> io::Result<JoinHandle<()>> {
-    let idle = idle.as_nanos().try_into().unwrap_or(Nanos::MAX);
-    thread::spawn("moonring-poller", move || run(Core::new(controls, idle)))
+/// A running poller, held by its rings.
+#[derive(Debug)]
+pub(crate) struct Poller {
+    pub(crate) controls: Arc<Controls>,
+    /// `None` where a test gives the turns.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Poller {
+    /// Starts the thread, for a first ring of `entries`. It ends when the last of its rings is closed.
+    pub(crate) fn spawn(entries: u32, idle: Duration) -> io::Result<Poller> {
+        let idle = idle.as_nanos().try_into().unwrap_or(Nanos::MAX);
+        let controls = Arc::new(Controls::new(entries));
+        let core = Core::new(Arc::clone(&controls), idle);
+        let thread = thread::spawn("moonring-poller", move || run(core))?;
+        Ok(Poller { controls, thread: Some(thread) })
+    }
+
+    /// Waits for the end of the thread; all of its rings are closed.
+    pub(crate) fn join(self) {
+        if let Some(thread) = self.thread {
+            let _ = thread.join();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn without_thread(entries: u32) -> Poller {
+        Poller { controls: Arc::new(Controls::new(entries)), thread: None }
+    }
 }
 
 fn run(mut core: Core) {

@@ -117,6 +117,11 @@ impl<T: Leftover> Producer<T> {
         self.published
     }
 
+    /// The position before which the consumer has given every place back, by a fresh look.
+    pub(crate) fn released(&self) -> u64 {
+        self.shared.head.load(Ordering::Acquire)
+    }
+
     /// Makes everything written visible to the consumer at once.
     #[inline]
     pub(crate) fn publish(&mut self) -> usize {

@@ -19,9 +19,10 @@ mod tests;
 mod timers;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
@@ -30,6 +31,7 @@ use crate::entry::EntryFlags;
 use crate::fence::{FenceStatus, Inbox};
 use crate::opcode::Select;
 use crate::ring::control::Reply;
+use crate::ring::parts::PartList;
 use crate::ring::shared::{MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
@@ -51,7 +53,10 @@ const SPIN: Nanos = 5_000;
 /// A moment nearer than this is yielded for: a sleep would overshoot it.
 const SLEEP_LEAST: Nanos = 50_000;
 
-/// What other threads ask of a core.
+/// Most slots of a core.
+pub(crate) const MAX_SLOTS: u32 = (1 << 24) - 1;
+
+/// What other threads ask of a core. Rings have numbers that are never used again; their places in the core are.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// A new ring, under the number that its ends use.
@@ -74,11 +79,47 @@ pub(crate) struct Controls {
     queue: SegQueue<Control>,
     pub(crate) doorbell: Arc<Doorbell>,
     rings: AtomicU32,
+    /// Entries that all rings together can have. The core, which takes off a ring's share when it lets go of it, ends when
+    /// this is 0.
+    entries: AtomicU32,
+}
+
+/// Why a core takes no further ring.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// Its last ring is closed.
+    Gone,
+    /// Its rings together can have so many entries, so that this one would be too many.
+    Full(u32),
 }
 
 impl Controls {
-    pub(crate) fn new() -> Controls {
-        Controls { queue: SegQueue::new(), doorbell: Arc::new(Doorbell::new()), rings: AtomicU32::new(0) }
+    /// For a core whose first ring has `entries`.
+    pub(crate) fn new(entries: u32) -> Controls {
+        Controls {
+            queue: SegQueue::new(),
+            doorbell: Arc::new(Doorbell::new()),
+            rings: AtomicU32::new(0),
+            entries: AtomicU32::new(entries),
+        }
+    }
+
+    /// Makes sure of the core for a further ring.
+    pub(crate) fn join(&self, entries: u32) -> Result<(), Refused> {
+        let more = |all| (0 < all && all <= MAX_SLOTS - entries).then_some(all + entries);
+        match self.entries.fetch_update(AcqRel, Acquire, more) {
+            Ok(_) => Ok(()),
+            Err(0) => Err(Refused::Gone),
+            Err(all) => Err(Refused::Full(all)),
+        }
+    }
+
+    fn leave(&self, entries: u32) {
+        self.entries.fetch_sub(entries, AcqRel);
+    }
+
+    fn all_left(&self) -> bool {
+        self.entries.load(Acquire) == 0
     }
 
     pub(crate) fn send(&self, control: Control) {
@@ -99,6 +140,8 @@ pub(crate) struct Core {
     inbox: sync::Arc<Inbox>,
     rings: Vec<Option<RingState>>,
     slots: Slots,
+    /// Side blocks' edges of rings that are gone.
+    spare_edges: Vec<Range<usize>>,
     gate: Gate,
     timers: Timers,
     /// Members of chains whose time has come.
@@ -128,6 +171,7 @@ impl Core {
             inbox,
             rings: Vec::new(),
             slots: Slots::default(),
+            spare_edges: Vec::new(),
             timers: Timers::default(),
             steps: VecDeque::new(),
             drivers: Vec::new(),
@@ -214,9 +258,9 @@ impl Core {
             || self.rings.iter().flatten().any(RingState::has_input)
     }
 
-    /// True once a ring was there and none is left: the poller may end.
+    /// True once no ring is left, and none can come: the poller may end.
     pub(crate) fn is_done(&self) -> bool {
-        !self.rings.is_empty() && self.rings.iter().all(Option::is_none) && self.controls.queue.is_empty()
+        self.controls.all_left()
     }
 
     fn obey(&mut self) -> bool {
@@ -228,12 +272,12 @@ impl Core {
             match control {
                 Control::Ring { ring, shared, sq, cq } => self.add_ring(ring, shared, sq, cq),
                 Control::Lane { ring, lane, entries } => {
-                    if let Some(ring) = self.ring_mut(ring) {
+                    if let Some(ring) = self.numbered(ring) {
                         ring.add_lane(lane, entries);
                     }
                 }
                 Control::LaneGone { ring, lane } => {
-                    if let Some(ring) = self.ring_mut(ring) {
+                    if let Some(ring) = self.numbered(ring) {
                         ring.retire_lane(lane);
                     }
                 }
@@ -252,7 +296,7 @@ impl Core {
                 }
                 Control::Close { ring, closing } => {
                     let now = self.now;
-                    if let Some(ring) = self.ring_mut(ring) {
+                    if let Some(ring) = self.numbered(ring) {
                         ring.close(closing, now);
                     } else {
                         closing.finish();
@@ -263,6 +307,10 @@ impl Core {
         any
     }
 
+    fn numbered(&mut self, number: u32) -> Option<&mut RingState> {
+        self.rings.iter_mut().flatten().find(|ring| ring.number == number)
+    }
+
     fn ring_mut(&mut self, ring: u32) -> Option<&mut RingState> {
         self.rings.get_mut(ring as usize)?.as_mut()
     }
@@ -271,20 +319,32 @@ impl Core {
         self.ring_mut(ring).expect("a ring outlives its entries")
     }
 
-    fn add_ring(&mut self, ring: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
-        let capacity = shared.capacity as usize;
-        self.slots.grow(capacity);
-        self.timers.grow(capacity);
-        let side_edges = self.gate.grow(capacity, shared.sides.count() * MAX_FENCES);
+    fn add_ring(&mut self, number: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
+        // Rings that are gone have left their slots and edges.
+        let capacities = self.rings.iter().flatten().map(|ring| ring.capacity() as usize);
+        let slots = capacities.sum::<usize>() + shared.capacity as usize;
+        let more = slots.saturating_sub(self.slots.len());
+        self.slots.grow(more);
+        self.timers.grow(more);
+        let edges = shared.sides.count() * MAX_FENCES;
+        let spare = self.spare_edges.iter().position(|spare| spare.len() >= edges);
+        let first = self.gate.grow(more, if spare.is_some() { 0 } else { edges });
+        let side_edges = spare.map_or(first..first + edges, |spare| self.spare_edges.swap_remove(spare));
         let engine = shared.engine.clone();
-        let at = ring as usize;
-        if self.rings.len() <= at {
-            self.rings.resize_with(at + 1, || None);
+        let mut ring = RingState::new(number, shared, sq, cq, DriverState::NONE, side_edges);
+        if self.dead {
+            ring.die();
         }
+        let place = self.rings.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.rings.push(None);
+            self.rings.len() - 1
+        });
         // First the ring, then its driver: if that panics, the ring's entries are ended like everybody's.
-        self.rings[at] = Some(RingState::new(shared, sq, cq, usize::MAX, side_edges));
-        let driver = self.driver_for(&engine);
-        self.ring(ring).driver = driver;
+        self.rings[place] = Some(ring);
+        if !self.dead {
+            let driver = self.driver_for(&engine);
+            self.ring(place as u32).driver = driver;
+        }
     }
 
     fn driver_for(&mut self, engine: &crate::Engine) -> usize {
@@ -293,13 +353,18 @@ impl Core {
         }
         let waker = PollerWaker(Arc::clone(&self.controls.doorbell));
         let transport = Arc::clone(engine.transport());
-        self.drivers.push(DriverState {
-            engine: engine.id(),
-            caps: transport.caps(),
-            driver: transport.driver(waker),
-            transport,
-        });
-        self.drivers.len() - 1
+        let state =
+            DriverState { engine: engine.id(), caps: transport.caps(), driver: transport.driver(waker), ending: false };
+        match self.drivers.iter().position(|driver| driver.engine == DriverState::NO_ENGINE) {
+            Some(spare) => {
+                self.drivers[spare] = state;
+                spare
+            }
+            None => {
+                self.drivers.push(state);
+                self.drivers.len() - 1
+            }
+        }
     }
 
     /// Takes everything that is published; false if there is no such ring, or only its remains.
@@ -312,8 +377,11 @@ impl Core {
     /// Takes a bounded number of entries off a ring's queues.
     fn take_entries(&mut self, index: u32) -> bool {
         let mut left = BUDGET;
-        if let Some(ring) = self.ring_mut(index) {
-            ring.take_turns();
+        match self.ring_mut(index) {
+            // What comes now is ended by the next step of closing.
+            Some(ring) if ring.is_closing() => return false,
+            Some(ring) => ring.take_turns(),
+            None => return false,
         }
         while left > 0 {
             let Some(ring) = self.ring_mut(index) else { break };
@@ -611,7 +679,8 @@ impl Core {
         let own = self.slots_of(index);
         for &slot in &own {
             self.slots.member(slot).next = NONE;
-            self.slots.member(slot).skip = false;
+            // What was issued may still succeed.
+            self.slots.member(slot).skip &= self.slots[slot].state == State::Issued;
         }
         self.steps.retain(|step| !own.contains(&step.slot()));
         for slot in own {
@@ -629,44 +698,76 @@ impl Core {
 
     /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go.
     fn close_step(&mut self, index: u32) {
-        let Some(ring) = self.ring_mut(index) else { return };
-        if !ring.is_closing() {
+        let now = self.now;
+        if !self.ring_mut(index).is_some_and(|ring| ring.takes_step(now)) {
             return;
         }
         self.end_unissued(index, errno::ESHUTDOWN);
         self.post_waiting(index);
         let busy = self.slots.in_use().any(|slot| self.slots[slot].ring == index);
-        let deadline = self.ring(index).deadline();
-        if busy && !self.dead && deadline.is_some_and(|deadline| self.now < deadline) {
+        if busy && !self.dead && !self.give_up(index) {
             return;
         }
-        if busy && !self.dead {
-            self.give_up(index);
+        let Some(ring) = self.rings[index as usize].take() else { return };
+        self.spare_edges.push(ring.all_side_edges());
+        if self.rings.iter().flatten().all(|other| other.driver != ring.driver) {
+            self.retire_driver(ring.driver);
         }
-        let gone = self.rings[index as usize].take();
-        if let Some(ring) = gone {
-            ring.finish();
-        }
+        self.controls.leave(ring.capacity());
+        ring.finish();
     }
 
-    /// The deadline passed with operations in flight: ends the engine if nobody else uses it, else keeps everything.
-    fn give_up(&mut self, index: u32) {
-        let ring = self.rings[index as usize].as_ref().expect("a closing ring is there");
-        let driver = ring.driver;
-        let alone = self.rings.iter().flatten().filter(|other| other.driver == driver).count() == 1;
-        let engine = ring.engine().clone();
-        // One count is the ring's, one is ours here.
-        let quiet = alone && engine.users() == 2 && self.drivers[driver].transport.close().is_ok();
+    /// Once the deadline has passed with operations in flight: ends the engine if nobody else uses it, else keeps everything.
+    /// True if that is done.
+    fn give_up(&mut self, index: u32) -> bool {
+        let now = self.now;
+        let doorbell = self.doorbell();
+        let ring = self.ring(index);
+        let quiet = match ring.ending() {
+            Some(ending) => match ending.outcome() {
+                Some(quiet) => quiet,
+                None => return false,
+            },
+            None if ring.deadline().is_some_and(|deadline| now < deadline) => return false,
+            // Only the ring has a handle on it.
+            None if ring.engine().users() == 1 => {
+                ring.end_engine(doorbell);
+                let driver = ring.driver;
+                self.drivers[driver].ending = true;
+                return false;
+            }
+            None => false,
+        };
         if !quiet {
-            engine.leak();
+            self.ring(index).engine().leak();
         }
-        let own = self.slots_of(index);
-        for slot in own {
+        for slot in self.slots_of(index) {
+            self.timers.remove(slot);
+            let alone = self.slots[slot].state == State::Issued || self.slots.member(slot).detached;
+            let flying = self.slots[slot].sqe.parts().map_or(usize::from(alone), PartList::running);
+            for _ in 0..flying {
+                self.left_flight(slot);
+            }
+            let entry = &mut self.slots[slot];
+            entry.quiet = true;
+            entry.detail = 0;
+            if entry.state == State::Overdue {
+                (entry.notif, entry.res) = (true, 0);
+            } else {
+                entry.res = -errno::ESHUTDOWN;
+                entry.flags = (Stage::Transfer.bits() >> 16) as u16;
+                entry.landed = self.now;
+            }
             if quiet {
                 self.end_use(slot);
+            } else {
+                // The region stays in use for ever.
+                entry.sqe.forget_use();
+                entry.flags |= CqeFlags::UNQUIET.bits() as u16;
             }
-            self.slots.release(slot);
+            self.post_now(slot);
         }
+        true
     }
 
     /// After a panic: ends every entry from the slot table. From then on turns only post what waits for room.

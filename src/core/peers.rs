@@ -1,24 +1,53 @@
 //! Issuing: ready entries wait per peer, and go to the transport in batches.
 
-use std::sync::Arc;
-
 use super::slots::{List, NONE, State};
 use super::{BUDGET, Core};
 use crate::Segment;
 use crate::code::{Stage, errno};
 use crate::ring::parts::Part;
 use crate::sqe::Opcode;
-use crate::transport::{Caps, Direction, Driver, Hint, Op, Transport};
+use crate::transport::{Caps, Direction, Driver, Event, Hint, Nanos, Op};
 
 /// An engine's driver on this core, shared by the core's rings on that engine.
 #[derive(Debug)]
 pub(super) struct DriverState {
     /// Which engine. No handle on it: the rings keep it, and the last of them ends it.
     pub(super) engine: u64,
-    pub(super) transport: Arc<dyn Transport>,
     pub(super) caps: Caps,
     pub(super) driver: Box<dyn Driver>,
+    /// The transport is being closed: leave it alone.
+    pub(super) ending: bool,
 }
+
+impl DriverState {
+    /// The engine of a place whose last ring is gone.
+    pub(super) const NO_ENGINE: u64 = 0;
+    /// The driver of a ring that has none yet.
+    pub(super) const NONE: usize = usize::MAX;
+}
+
+/// In the place of a driver whose last ring is gone.
+#[derive(Debug)]
+struct Retired;
+
+impl Driver for Retired {
+    fn submit(&mut self, _target: u32, _ops: &[Op], _now: Nanos, _out: &mut Vec<Event>) -> usize {
+        unreachable!("a driver is retired when no ring has it")
+    }
+
+    fn poll(&mut self, _now: Nanos, _budget: u32, _out: &mut Vec<Event>) -> Hint {
+        Hint::Sleep { until: None }
+    }
+
+    fn settle(&mut self, _now: Nanos, _out: &mut Vec<Event>) {}
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
+
+/// The driver of a peer whose driver is retired.
+const NO_DRIVER: usize = DriverState::NONE;
 
 /// One segment of one engine.
 #[derive(Debug)]
@@ -73,8 +102,17 @@ impl Core {
         let segment = state.engine().segment(target);
         let known = self.peers.iter().position(|peer| peer.driver == driver && peer.target == target);
         let peer = known.unwrap_or_else(|| {
-            self.peers.push(Peer { driver, target, segment, ready: List::new(), in_flight: 0, queued: false });
-            self.peers.len() - 1
+            let peer = Peer { driver, target, segment, ready: List::new(), in_flight: 0, queued: false };
+            match self.peers.iter().position(|peer| peer.driver == NO_DRIVER) {
+                Some(spare) => {
+                    self.peers[spare] = peer;
+                    spare
+                }
+                None => {
+                    self.peers.push(peer);
+                    self.peers.len() - 1
+                }
+            }
         }) as u32;
         let peers = &mut self.ring(ring).peers;
         if peers.len() <= target as usize {
@@ -82,6 +120,17 @@ impl Core {
         }
         peers[target as usize] = peer;
         peer
+    }
+
+    /// The last ring with a driver is gone: its engine may end from now on, and other engines use its place and its peers'.
+    pub(super) fn retire_driver(&mut self, driver: usize) {
+        let Some(state) = self.drivers.get_mut(driver) else { return };
+        (state.engine, state.ending, state.driver) = (DriverState::NO_ENGINE, false, Box::new(Retired));
+        state.caps.threads_here = false;
+        self.ready_peers.retain(|&peer| self.peers[peer as usize].driver != driver);
+        for peer in self.peers.iter_mut().filter(|peer| peer.driver == driver) {
+            (peer.driver, peer.segment) = (NO_DRIVER, None);
+        }
     }
 
     /// Gives a peer its turn, if it has ready entries and room in flight.
@@ -188,8 +237,8 @@ impl Core {
     pub(super) fn poll_drivers(&mut self) -> (bool, Option<Hint>) {
         let mut hint = None;
         let mut any = false;
-        for DriverState { driver, .. } in &mut self.drivers {
-            if driver.in_flight() == 0 {
+        for DriverState { driver, ending, .. } in &mut self.drivers {
+            if *ending || driver.in_flight() == 0 {
                 continue;
             }
             let wait = driver.poll(self.now, BUDGET, &mut self.events);

@@ -1,6 +1,9 @@
 //! The core's side of one ring: its queues, and the completions that wait for room.
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,11 +14,13 @@ use super::slots::{List, Slots};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
+use crate::doorbell::Doorbell;
 use crate::ring::share::{Share, Shares};
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
 use crate::sync::{Condvar, Mutex, Ordering, fence};
+use crate::thread;
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.
@@ -23,6 +28,8 @@ const PUBLISH_EVERY: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct RingState {
+    /// The one that its ends name it by.
+    pub(super) number: u32,
     sq: Consumer<Sqe>,
     cq: Producer<Cqe>,
     /// Submitters' lanes, by number.
@@ -51,11 +58,15 @@ pub(super) struct RingState {
     freed: u64,
     /// Which of the core's drivers.
     pub(super) driver: usize,
-    /// The first of its side blocks' edges.
-    side_edges: usize,
+    /// Its side blocks' edges; there may be more than it needs.
+    side_edges: Range<usize>,
     /// Its peers, by the transport's number.
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
+    /// It is closing, and something has happened to it since the last step of that.
+    stirred: bool,
+    /// Its engine is being ended, with operations in flight.
+    ending: Option<Arc<Ending>>,
     /// Last, so that it is dropped last: entries left in a queue end their uses of regions, which the engine keeps.
     shared: Arc<Shared>,
 }
@@ -72,13 +83,28 @@ struct Lane {
 pub(crate) struct Closing {
     /// How long to wait for operations in flight.
     grace: Duration,
+    /// The completions of what ends while the ring closes, if somebody asked for them.
+    kept: Option<Mutex<Vec<Cqe>>>,
     done: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Closing {
-    pub(crate) fn new(grace: Duration) -> Arc<Closing> {
-        Arc::new(Closing { grace, done: Mutex::new(false), changed: Condvar::new() })
+    pub(crate) fn new(grace: Duration, keep: bool) -> Arc<Closing> {
+        let kept = keep.then(Mutex::default);
+        Arc::new(Closing { grace, kept, done: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn keep(&self, cqe: Cqe) {
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(cqe);
+        }
+    }
+
+    /// What was kept so far.
+    pub(crate) fn take_kept(&self) -> Vec<Cqe> {
+        let kept = self.kept.as_ref().map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.map(|mut kept| std::mem::take(&mut *kept)).unwrap_or_default()
     }
 
     pub(super) fn finish(&self) {
@@ -101,16 +127,40 @@ impl Closing {
     }
 }
 
+/// The end of an engine, made by a thread of its own.
+#[derive(Debug)]
+pub(super) struct Ending(AtomicU8);
+
+impl Ending {
+    const RUNNING: u8 = 0;
+    const QUIET: u8 = 1;
+    const BUSY: u8 = 2;
+
+    fn set(&self, quiet: bool) {
+        self.0.store(if quiet { Ending::QUIET } else { Ending::BUSY }, Ordering::Release);
+    }
+
+    /// Once it is over: whether nothing touches any local memory any more.
+    pub(super) fn outcome(&self) -> Option<bool> {
+        match self.0.load(Ordering::Acquire) {
+            Ending::RUNNING => None,
+            outcome => Some(outcome == Ending::QUIET),
+        }
+    }
+}
+
 impl RingState {
     pub(super) fn new(
+        number: u32,
         shared: Arc<Shared>,
         sq: Consumer<Sqe>,
         cq: Producer<Cqe>,
         driver: usize,
-        side_edges: usize,
+        side_edges: Range<usize>,
     ) -> RingState {
         let capacity = shared.capacity as usize;
         RingState {
+            number,
             shared,
             sq,
             cq,
@@ -131,6 +181,8 @@ impl RingState {
             side_edges,
             peers: Vec::new(),
             closing: None,
+            stirred: false,
+            ending: None,
         }
     }
 
@@ -140,7 +192,15 @@ impl RingState {
 
     /// The ring's side blocks and the edge of the first fence of block `side`.
     pub(super) fn side_edges(&self, side: u32) -> (Arc<Shared>, usize) {
-        (Arc::clone(&self.shared), self.side_edges + side as usize * MAX_FENCES)
+        (Arc::clone(&self.shared), self.side_edges.start + side as usize * MAX_FENCES)
+    }
+
+    pub(super) fn all_side_edges(&self) -> Range<usize> {
+        self.side_edges.clone()
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.shared.capacity as u32
     }
 
     /// Ends the uses of regions that an entry has begun.
@@ -261,7 +321,7 @@ impl RingState {
         Some(sqe)
     }
 
-    /// True if a completion can be posted now: none waits before it, and the CQ has a place. A closing ring's are dropped.
+    /// True if a completion can be posted now: none waits before it, and the CQ has a place. A closing ring's go past it.
     #[inline]
     pub(super) fn has_room(&mut self) -> bool {
         self.closing.is_some() || (self.waiting.is_empty() && self.cq.room() > 0)
@@ -269,7 +329,9 @@ impl RingState {
 
     #[inline]
     pub(super) fn post(&mut self, cqe: Cqe) {
-        if self.closing.is_some() {
+        if let Some((closing, _)) = &self.closing {
+            closing.keep(cqe);
+            self.stirred = true;
             return;
         }
         self.cq.write(cqe).expect("the caller has seen room");
@@ -313,6 +375,7 @@ impl RingState {
         if self.shared.freed.load(Ordering::Relaxed) != self.freed {
             self.shared.freed.store(self.freed, Ordering::Release);
         }
+        let before = self.cq.published();
         let posted = self.cq.publish() > 0;
         let settled = self.shared.settled.load(Ordering::Relaxed) != self.freed;
         if settled {
@@ -322,6 +385,11 @@ impl RingState {
         // than will come.
         if (posted || settled) && self.shared.reaper.ring(self.cq.published()) && self.shared.outstanding() == 0 {
             self.shared.reaper.ring_always();
+        }
+        if posted && let Some(eventfd) = self.shared.eventfd.get() {
+            // After the doorbell, which has the barrier that this needs: either we see that the reaper had emptied the queue,
+            // or it sees these completions when it gives the room of the last ones back.
+            eventfd.signal_if(|| self.cq.released() >= before);
         }
     }
 
@@ -347,21 +415,57 @@ impl RingState {
 
     /// The last look before sleeping.
     pub(super) fn has_input(&self) -> bool {
-        self.sq.ready() > 0 || !self.shared.published.is_empty() || (!self.waiting.is_empty() && self.cq.has_room_now())
+        self.sq.ready() > 0
+            || !self.shared.published.is_empty()
+            || (!self.waiting.is_empty() && self.cq.has_room_now())
+            || self.ending.as_ref().is_some_and(|ending| ending.outcome().is_some())
     }
 
     pub(super) fn close(&mut self, closing: Arc<Closing>, now: Nanos) {
         self.shared.set_life(Life::Closed);
         let deadline = now.saturating_add(closing.grace.as_nanos().try_into().unwrap_or(Nanos::MAX));
         self.closing = Some((closing, deadline));
+        self.stirred = true;
     }
 
     pub(super) fn is_closing(&self) -> bool {
         self.closing.is_some()
     }
 
+    /// True if it is closing and there is something to do for that. A step looks at all slots, which would make other rings'
+    /// turns slow.
+    pub(super) fn takes_step(&mut self, now: Nanos) -> bool {
+        let Some((_, deadline)) = &self.closing else { return false };
+        let due = self.ending.as_ref().map_or(*deadline <= now, |ending| ending.outcome().is_some());
+        let come = self.sq.ready() > 0 || !self.shared.published.is_empty();
+        std::mem::take(&mut self.stirred) || due || come
+    }
+
+    /// When to stop waiting for operations in flight; whoever ends the engine says when it is done.
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.closing.as_ref().map(|&(_, deadline)| deadline)
+        self.closing.as_ref().filter(|_| self.ending.is_none()).map(|&(_, deadline)| deadline)
+    }
+
+    pub(super) fn ending(&self) -> Option<&Ending> {
+        self.ending.as_deref()
+    }
+
+    /// Closes the engine's transport, on a thread of its own: it may take seconds, in which other rings have their turns.
+    pub(super) fn end_engine(&mut self, doorbell: Arc<Doorbell>) {
+        let ending = Arc::new(Ending(AtomicU8::new(Ending::RUNNING)));
+        self.ending = Some(Arc::clone(&ending));
+        let transport = Arc::clone(self.engine().transport());
+        let report = Arc::clone(&ending);
+        let helper = move || {
+            let closed = catch_unwind(AssertUnwindSafe(|| transport.close()));
+            // Before the report: after it, the ring is the engine's last user.
+            drop(transport);
+            report.set(matches!(closed, Ok(Ok(()))));
+            doorbell.ring_always();
+        };
+        if thread::spawn("moonring-close", helper).is_err() {
+            ending.set(false);
+        }
     }
 
     /// The core forgets the ring.
@@ -377,6 +481,9 @@ impl RingState {
     pub(super) fn die(&mut self) {
         self.shared.set_life(Life::Dead);
         self.wake_reaper();
+        if let Some(eventfd) = self.shared.eventfd.get() {
+            eventfd.signal_if(|| true);
+        }
     }
 
     pub(super) fn wake_reaper(&self) {

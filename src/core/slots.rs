@@ -130,10 +130,14 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(crate) fn grow(&mut self, count: usize) {
         let first = self.slots.len();
         let end = first + count;
-        assert!(end < 1 << 24, "a token names a slot in 24 bits; rings' capacities are bounded so that this holds");
+        assert!(end <= super::MAX_SLOTS as usize, "a core's rings are bounded so that a token names a slot in 24 bits");
         self.slots.extend((first..end).map(|_| Slot {
             generation: 0,
             taken: 0,

@@ -1,6 +1,9 @@
 //! The ring: where entries go in and completions come out.
 
+mod close;
 pub(crate) mod control;
+mod eventfd;
+mod halves;
 pub(crate) mod parts;
 mod push;
 mod reap;
@@ -8,19 +11,23 @@ pub(crate) mod share;
 pub(crate) mod shared;
 
 use std::io;
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+pub use close::CloseReport;
 pub use control::{ControlError, Controller};
+pub use eventfd::EventFd;
+pub use halves::{Completion, Submission};
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
-use crate::core::{Closing, Control, Controls};
+use crate::core::{Control, MAX_SLOTS, Refused};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
-use crate::{poller, spsc};
+use crate::poller::Poller;
+use crate::spsc;
+use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
 use shared::Shared;
@@ -30,6 +37,7 @@ use shared::Shared;
 pub struct Builder {
     idle: Duration,
     grace: Duration,
+    attach: Option<Weak<Poller>>,
 }
 
 impl Builder {
@@ -42,6 +50,29 @@ impl Builder {
         self
     }
 
+    /// Shares the poller thread of `other`, whatever engine it is on, instead of starting one; on the same engine, the two
+    /// also share what the poller asks of the transport. Each ring has its turn. The thread keeps the [`idle`](Self::idle)
+    /// time that its first ring asked for, and ends when the last of its rings is closed; a panic on it ends them all.
+    /// io_uring's `ATTACH_WQ`.
+    ///
+    /// ```
+    /// # use moonring::{Engine, Ring, opcode};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let engine = Engine::loopback();
+    /// let loads = Ring::builder().build(256, &engine)?;
+    /// let mut stores = Ring::builder().attach(&loads).build(64, &engine)?;
+    /// drop(loads); // the other goes on
+    /// stores.submission().push(opcode::Nop::new().build())?;
+    /// stores.submit_and_wait(1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn attach(mut self, other: &Ring) -> Builder {
+        self.attach = Some(Arc::downgrade(other.completion.hold.poller()));
+        self
+    }
+
     /// How long dropping the ring waits for transfers that are with the transport, 1 s unless set. 0 does not wait.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Builder {
@@ -50,36 +81,64 @@ impl Builder {
     }
 
     /// Builds a ring on `engine` that takes `entries` entries at a time, accepted and not ended, and starts its poller
-    /// thread. Its completion queue has room for at least twice as many. Any number in the range will do, not only powers of two.
+    /// thread, unless it is [attached](Self::attach) to another's. Its completion queue has room
+    /// for at least twice as many. Any number in the range will do, not only powers of two.
     ///
     /// # Errors
-    /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; otherwise what starting the thread says.
+    /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; `NotConnected` if the ring that
+    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings have 2^24 - 1 entries
+    /// together already, or would; otherwise what starting the thread says.
     pub fn build(self, entries: u32, engine: &Engine) -> io::Result<Ring> {
         if !(1..=Ring::MAX_ENTRIES).contains(&entries) {
             let text = format!("a ring of {entries} entries: it can have 1 to {}", Ring::MAX_ENTRIES);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let mut ring = self.without_poller(entries, engine);
-        ring.poller = Some(poller::spawn(Arc::clone(&ring.controls), self.idle)?);
-        Ok(ring)
+        let poller = match &self.attach {
+            None => Arc::new(Poller::spawn(entries, self.idle)?),
+            Some(other) => joined(other, entries)?,
+        };
+        Ok(self.on(poller, entries, engine))
     }
 
-    /// The ring alone: somebody gives turns to a core with its controls.
-    pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
-        let controls = Arc::new(Controls::new());
+    /// The ring on a poller that has a place for it.
+    fn on(&self, poller: Arc<Poller>, entries: u32, engine: &Engine) -> Ring {
+        let controls = &poller.controls;
         let shared = Arc::new(Shared::new(engine.clone(), entries, Arc::clone(&controls.doorbell)));
         let (sq_in, sq) = spsc::ring(entries as usize);
         let (cq, cq_out) = spsc::ring(2 * entries as usize);
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
         let threads_here = engine.transport().caps().threads_here;
+        let hold = Arc::new(Hold { ring, grace: self.grace, poller: Some(poller) });
         Ring {
-            pusher: Pusher::owner(Arc::clone(&shared), sq_in),
-            reaper: Reaper::new(shared, cq_out, threads_here),
-            controls,
-            ring,
-            grace: self.grace,
-            poller: None,
+            submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
+            completion: Completion { hold, reaper: Reaper::new(shared, cq_out, threads_here) },
+        }
+    }
+
+    /// The ring alone: a test gives turns to a core with its controls.
+    #[cfg(test)]
+    pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
+        self.on(Arc::new(Poller::without_thread(entries)), entries, engine)
+    }
+}
+
+/// The poller to attach to, with a place for a ring of `entries`.
+fn joined(other: &Weak<Poller>, entries: u32) -> io::Result<Arc<Poller>> {
+    let poller = other.upgrade();
+    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(entries));
+    match (joined, poller) {
+        (Ok(()), Some(poller)) => Ok(poller),
+        (Err(Refused::Full(all)), _) => {
+            let text = format!(
+                "a ring of {entries} entries on a poller whose rings have {all}: together they can have {MAX_SLOTS}; do \
+                 not attach it"
+            );
+            Err(io::Error::new(io::ErrorKind::QuotaExceeded, text))
+        }
+        _ => {
+            let text = "the ring to attach to is closed, and its poller with it; attach to one that lives, or to none";
+            Err(io::Error::new(io::ErrorKind::NotConnected, text))
         }
     }
 }
@@ -87,31 +146,27 @@ impl Builder {
 /// A submission queue, a completion queue and the poller thread between them.
 ///
 /// The ring is owned by one thread at a time, which pushes without any locked instruction; other threads push through
-/// [`Submitter`]s. Entries become visible to the poller with [`submit`](Self::submit), all that were pushed at once.
+/// [`Submitter`]s. Entries become visible to the poller with [`submit`](Self::submit), all that were pushed at once. To
+/// submit on one thread and reap on another, [`split`](Self::split) it.
 ///
 /// Dropping the ring ends what was not issued, waits for what was (see [`Builder::grace`]) and then, if transfers are
 /// still running, for the transport to be closed if nobody else uses the engine; if somebody does, the engine and its
 /// memory are kept for ever. Every clone of the engine, every [`Registered`](crate::Registered) and every other ring is
-/// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it.
+/// such a user. It returns within the grace time and 10 s. Completions that were not reaped are lost with it;
+/// [`close`](Self::close) hands them over.
 #[derive(Debug)]
 pub struct Ring {
-    pusher: Pusher,
-    reaper: Reaper,
-    controls: Arc<Controls>,
-    ring: u32,
-    grace: Duration,
-    poller: Option<JoinHandle<()>>,
+    // In this order: what was pushed is submitted before the ring closes.
+    submission: Submission,
+    completion: Completion,
 }
 
 #[cfg(test)]
 impl Ring {
-    pub(crate) fn controls(&self) -> Arc<Controls> {
-        Arc::clone(&self.controls)
+    pub(crate) fn controls(&self) -> Arc<crate::core::Controls> {
+        Arc::clone(&self.completion.hold.poller().controls)
     }
 }
-
-/// What closing takes beyond the grace time, at most: the transport's own end.
-const CLOSE_BOUND: Duration = Duration::from_secs(10);
 
 impl Ring {
     /// Most entries of a ring.
@@ -119,19 +174,19 @@ impl Ring {
 
     /// Settings for a new ring.
     pub fn builder() -> Builder {
-        Builder { idle: Duration::from_micros(100), grace: Duration::from_secs(1) }
+        Builder { idle: Duration::from_micros(100), grace: Duration::from_secs(1), attach: None }
     }
 
     /// The submission queue.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_> {
-        SubmissionQueue { pusher: &mut self.pusher }
+        self.submission.submission()
     }
 
     /// The completion queue: an iterator over what is there, which never blocks. Drop it to give the room back.
     #[inline]
     pub fn completion(&mut self) -> CompletionQueue<'_> {
-        self.reaper.queue()
+        self.completion.completion()
     }
 
     /// Shows the poller everything that was pushed, at once, and wakes it if it sleeps. Returns how many entries. Never
@@ -141,7 +196,7 @@ impl Ring {
     /// [`OpenChain`] if the last entry is linked to a next one; nothing is submitted then.
     #[inline]
     pub fn submit(&mut self) -> Result<usize, OpenChain> {
-        self.pusher.submit()
+        self.submission.submit()
     }
 
     /// Submits, then waits until `count` completions are ready to reap. Returns how many are.
@@ -161,7 +216,7 @@ impl Ring {
     /// [`WaitError::NothingOutstanding`] if none is ready and none can come: while a [`Submitter`] exists, one can.
     /// [`WaitError::PollerDead`] if none is ready and the poller died.
     pub fn wait(&mut self, count: usize) -> Result<usize, WaitError> {
-        self.reaper.wait(count, None, self.pusher.held_back())
+        self.completion.reaper.wait(count, None, self.submission.pusher.held_back())
     }
 
     /// The same for at most `limit`. Returns what is ready then, if anything is.
@@ -169,7 +224,17 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait), and [`WaitError::TimedOut`] if nothing is ready at the limit: io_uring's `ETIME`.
     pub fn wait_timeout(&mut self, count: usize, limit: Duration) -> Result<usize, WaitError> {
-        self.reaper.wait(count, Some(limit), self.pusher.held_back())
+        self.completion.reaper.wait(count, Some(limit), self.submission.pusher.held_back())
+    }
+
+    /// Blocks until `count` completions are ready to reap, until `min_wait` has passed and one is, or until `limit`. Returns
+    /// how many are. So a burst costs one wake-up, and a lone completion is held up for `min_wait` at most. io_uring's
+    /// `min_wait_usec`.
+    ///
+    /// # Errors
+    /// As [`wait_timeout`](Self::wait_timeout).
+    pub fn wait_min(&mut self, count: usize, min_wait: Duration, limit: Duration) -> Result<usize, WaitError> {
+        self.completion.reaper.wait_min(count, min_wait, limit, self.submission.pusher.held_back())
     }
 
     /// The next completion, for async code. Dropping the future loses nothing.
@@ -177,48 +242,66 @@ impl Ring {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub async fn next(&mut self) -> Result<Cqe, WaitError> {
-        self.reaper.next(self.pusher.held_back()).await
+        self.completion.reaper.next(self.submission.pusher.held_back()).await
     }
 
     /// Completions as a [`Stream`](futures_core::Stream), which ends when everything submitted has completed and no other
     /// submitter exists.
     pub fn completions(&mut self) -> Completions<'_> {
-        self.reaper.completions(self.pusher.held_back())
+        self.completion.reaper.completions(self.submission.pusher.held_back())
+    }
+
+    /// The ring's descriptor for foreign event loops, see [`EventFd`]: made at the first call, the same one at each further.
+    /// If completions are ready, it is readable at once. Rings without one pay nothing for it.
+    ///
+    /// # Errors
+    /// What the system says, such as that the process has too many descriptors.
+    pub fn eventfd(&mut self) -> io::Result<EventFd> {
+        self.completion.eventfd()
     }
 
     /// A submitter for another thread. From the first one on, the owner's pushes take an atomic exchange each, for good.
     /// Allocates its lane, see [`Submitter`]; an owner that waits takes it as somebody who may still push.
     pub fn submitter(&mut self) -> Submitter {
-        self.pusher.share();
-        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
+        self.submission.submitter()
+    }
+
+    /// The two halves, each for a thread of its own. The ring closes when both are dropped.
+    ///
+    /// From now on whoever waits does not know what the other half will do: waiting with nothing outstanding is no error
+    /// while it lives. There is no way back to a `Ring`.
+    ///
+    /// ```
+    /// # use moonring::{Engine, Ring, WaitError, opcode};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut submission, mut completion) = Ring::builder().build(64, &Engine::loopback())?.split();
+    /// let producer = std::thread::spawn(move || {
+    ///     for n in 0..10 {
+    ///         submission.submission().push(opcode::Nop::new().build().user_data(n)).unwrap();
+    ///     }
+    ///     submission.submit().unwrap();
+    /// });
+    /// completion.wait(10)?;
+    /// assert_eq!(completion.completion().map(|completion| completion.user_data()).sum::<u64>(), 45);
+    /// producer.join().unwrap();
+    /// assert_eq!(completion.wait(1), Err(WaitError::NothingOutstanding));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "dropping both halves closes the ring"]
+    pub fn split(mut self) -> (Submission, Completion) {
+        self.submission.count();
+        (self.submission, self.completion)
     }
 
     /// Calls to the poller from any thread: cancelling, and waiting for quiet.
     pub fn controller(&self) -> Controller {
-        let shared = Arc::clone(&self.pusher.shared);
-        Controller { shared, controls: Arc::clone(&self.controls), ring: self.ring }
+        self.submission.controller()
     }
 
     /// The engine it was built on.
     pub fn engine(&self) -> &Engine {
-        &self.pusher.shared.engine
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        self.pusher.close_chain();
-        let submitted = self.pusher.submit();
-        debug_assert!(submitted.is_ok(), "the chain was just closed");
-        let closing = Closing::new(self.grace);
-        self.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(&closing) });
-        let closed = closing.wait(self.grace.saturating_add(CLOSE_BOUND));
-        if let Some(poller) = self.poller.take()
-            && closed
-        {
-            // It has no rings left, so it ends.
-            let _ = poller.join();
-        }
+        self.submission.engine()
     }
 }
 
@@ -229,7 +312,8 @@ pub struct SubmissionQueue<'ring> {
 }
 
 impl SubmissionQueue<'_> {
-    /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after [`Ring::submit`].
+    /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after [`Ring::submit`]
+    /// or [`Submission::submit`].
     ///
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.

@@ -107,6 +107,11 @@ impl PartList {
         self.running += count;
     }
 
+    /// Parts that the transport has.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
     /// True if the transport has none, or was given none.
     pub(crate) fn is_quiet(&self) -> bool {
         self.running == 0 && self.unquiet == 0

@@ -1,7 +1,6 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
@@ -491,7 +490,7 @@ impl Submitter {
     pub(super) fn new(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32) -> Submitter {
         let (sq, entries) = spsc::ring(shared.capacity as usize);
         let lane = shared.take_lane();
-        shared.submitters.fetch_add(1, Relaxed);
+        shared.submitters.fetch_add(1, Ordering::Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
         let pusher = Pusher { shared, sq, units: Units::Shared, open: false, shares: Shares::default() };
         Submitter { pusher, controls, ring, lane }
@@ -551,11 +550,7 @@ impl Drop for Submitter {
         let submitted = self.submit();
         debug_assert!(submitted.is_ok(), "the chain was just closed");
         self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
-        let shared = &self.pusher.shared;
-        if shared.submitters.fetch_sub(1, Ordering::Release) == 1 {
-            // A reaper that counted on us looks again.
-            shared.reaper.ring_always();
-        }
+        self.pusher.shared.submitter_gone();
     }
 }
 
@@ -588,7 +583,7 @@ mod tests {
 
     impl Drop for Probe {
         fn drop(&mut self) {
-            self.alive.store(self.transport.strong_count() > 0, Relaxed);
+            self.alive.store(self.transport.strong_count() > 0, Ordering::Relaxed);
         }
     }
 
@@ -604,6 +599,6 @@ mod tests {
         drop(ring);
         drop(engine);
         drop(submitter);
-        assert!(alive.load(Relaxed));
+        assert!(alive.load(Ordering::Relaxed));
     }
 }

@@ -1,6 +1,7 @@
 //! Reaping: completions out of the queue, without blocking, blocking, or async.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 
+use super::eventfd::EventFd;
 use super::push::OpenChain;
 use super::shared::{Life, Shared};
 use crate::cqe::Cqe;
@@ -78,7 +80,26 @@ impl Reaper {
             if self.shared.overflowing.load(Ordering::Relaxed) {
                 self.shared.poller.ring_always();
             }
+            if let Some(eventfd) = self.shared.eventfd.get() {
+                // Either we see what came meanwhile, or the core sees that the queue was empty.
+                eventfd.signal_if(|| self.cq.ready() > 0);
+            }
         }
+    }
+
+    pub(super) fn eventfd(&mut self) -> io::Result<EventFd> {
+        if let Some(eventfd) = self.shared.eventfd.get() {
+            return Ok(eventfd.clone());
+        }
+        let eventfd = self.shared.eventfd.get_or_init({
+            let new = EventFd::new()?;
+            || new
+        });
+        // Pairs with the doorbell's, which the core rings before it looks: either it sees the descriptor, or we see what it
+        // published.
+        fence(Ordering::SeqCst);
+        eventfd.signal_if(|| self.cq.ready() > 0);
+        Ok(eventfd.clone())
     }
 
     fn look(&self, count: usize, held_back: usize) -> Look {
@@ -127,6 +148,23 @@ impl Reaper {
                 let position = self.cq.position() + want as u64;
                 self.shared.reaper.park(position, deadline, || !matches!(self.look(count, held_back), Look::Wait(_)));
             }
+        }
+    }
+
+    /// Until `min_wait` for `count`, from then on for one.
+    pub(super) fn wait_min(
+        &mut self,
+        count: usize,
+        min_wait: Duration,
+        limit: Duration,
+        held_back: usize,
+    ) -> Result<usize, WaitError> {
+        let start = Instant::now();
+        match self.wait(count, Some(min_wait.min(limit)), held_back) {
+            Err(WaitError::TimedOut) if min_wait < limit => {
+                self.wait(1, Some(limit.saturating_sub(start.elapsed())), held_back)
+            }
+            ended => ended,
         }
     }
 

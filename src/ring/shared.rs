@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
+use super::eventfd::EventFd;
 use super::parts::PartLists;
 use super::share::Share;
 use crate::doorbell::Doorbell;
@@ -47,13 +48,15 @@ pub(crate) struct Shared {
     pub(crate) poller: Arc<Doorbell>,
     /// Wakes the reaper, by position in the CQ.
     pub(crate) reaper: Doorbell,
+    /// For a foreign event loop, if there is one.
+    pub(crate) eventfd: OnceLock<EventFd>,
     pub(crate) sides: Sides,
     /// Each segment's share, by the transport's number.
     shares: Mutex<HashMap<u32, Arc<Share>>>,
     /// Segments that entries were pushed to.
     segments: AtomicU32,
     pub(crate) lists: PartLists,
-    /// Submitters that exist.
+    /// Submitters that exist, and a submitting half on its own.
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
     pub(crate) published: ArrayQueue<LaneWord>,
@@ -82,6 +85,7 @@ impl Shared {
             overflowing: AtomicBool::new(false),
             poller,
             reaper: Doorbell::new(),
+            eventfd: OnceLock::new(),
             sides: Sides::new((capacity / 8).max(1)),
             shares: Mutex::default(),
             segments: AtomicU32::new(0),
@@ -133,6 +137,15 @@ impl Shared {
     pub(crate) fn take_lane(&self) -> u32 {
         let mut free = self.free_lanes.lock().unwrap_or_else(PoisonError::into_inner);
         free.pop().unwrap_or_else(|| self.lanes.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// One who might have submitted, and has submitted all that it had, is gone.
+    pub(crate) fn submitter_gone(&self) {
+        // Release: whoever sees nobody left sees all that they submitted.
+        if self.submitters.fetch_sub(1, Ordering::Release) == 1 {
+            // A reaper that counted on it looks again.
+            self.reaper.ring_always();
+        }
     }
 
     /// Takes one unit of capacity, for producers that share them.

@@ -5,7 +5,7 @@
 //! seed: print it, and a failure can be replayed as far as the threads around it allow.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ pub struct Sim {
     unquiet: u32,
     partial: u32,
     panic_at: Option<u64>,
+    close: Duration,
     probe: Probe,
 }
 
@@ -29,7 +30,8 @@ impl Sim {
     /// Nothing goes wrong and every operation takes 1 to 20 µs, by this seed's choice.
     pub fn new(seed: u64) -> Sim {
         let delay = 1_000..20_000;
-        Sim { seed, delay, failures: 0, unquiet: 0, partial: 0, panic_at: None, probe: Probe::default() }
+        let (close, probe) = (Duration::ZERO, Probe::default());
+        Sim { seed, delay, failures: 0, unquiet: 0, partial: 0, panic_at: None, close, probe }
     }
 
     /// How long operations take. An empty range is taken as its start.
@@ -69,13 +71,20 @@ impl Sim {
         self
     }
 
+    /// How long closing the transport takes: a real one's may take seconds.
+    #[must_use]
+    pub fn slow_close(mut self, span: Duration) -> Sim {
+        self.close = span;
+        self
+    }
+
     /// Counts what the transport was asked to do.
     pub fn probe(&self) -> Probe {
         self.probe.clone()
     }
 
     pub(crate) fn into_transport(self) -> impl Transport {
-        SimTransport { sim: self, memory: Arc::default() }
+        SimTransport { sim: self, memory: Arc::default(), closed: AtomicBool::new(false) }
     }
 }
 
@@ -124,6 +133,7 @@ impl Rng {
 struct SimTransport {
     sim: Sim,
     memory: Arc<RwLock<Vec<RawMemory>>>,
+    closed: AtomicBool,
 }
 
 const NAME: &str = "sim";
@@ -169,6 +179,10 @@ unsafe impl Transport for SimTransport {
     }
 
     fn close(&self) -> Result<(), Busy> {
+        // Closed again, there is nothing left to end.
+        if !self.closed.swap(true, Relaxed) {
+            std::thread::sleep(self.sim.close);
+        }
         Ok(())
     }
 }
