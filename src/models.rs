@@ -293,6 +293,42 @@ fn timeline_step_and_registration() {
     });
 }
 
+/// A timeline fires again while the core takes its node off the stack: the node that lay under it is not lost.
+#[test]
+fn timeline_fires_again_while_it_is_taken() {
+    check(3, || {
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        let [(mut under, below), (mut upper, above)] = [fence::timeline(0), fence::timeline(0)];
+        let points = [below.at(1), above.at(2)];
+        for (key, point) in (0..).zip(&points) {
+            let node = Node::new(Arc::clone(&inbox), NodeKey::Timeline(key));
+            assert!(point.0.timeline().unwrap().registrations.add(&node));
+        }
+        let core = {
+            let (points, doorbell) = (points.clone(), StdArc::clone(&doorbell));
+            thread::spawn(move || {
+                let mut reached = [false; 2];
+                while reached != [true; 2] {
+                    inbox.take_fired(|node| {
+                        let NodeKey::Timeline(key) = node.key else { unreachable!() };
+                        reached[key as usize] |= points[key as usize].status() == FenceStatus::Signalled;
+                    });
+                    if reached != [true; 2] {
+                        doorbell.park(0, None, || inbox.has_fired());
+                    }
+                }
+                inbox.close();
+            })
+        };
+        under.signal(1).unwrap();
+        upper.signal(1).unwrap();
+        upper.signal(2).unwrap();
+        core.join().unwrap();
+        drop((under, upper, points));
+    });
+}
+
 /// A timeline reaches a value and then fails: nobody who looks sees that value fail.
 #[test]
 fn timeline_reached_then_failed() {
