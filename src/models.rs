@@ -465,6 +465,7 @@ fn unit_is_back_before_its_completion() {
         assert_eq!(ring.submit_and_wait(1), Ok(1));
         assert_eq!(ring.completion().next().unwrap().user_data(), 1);
         ring.submission().push(opcode::Nop::new().build().user_data(2)).unwrap();
+        assert_eq!(ring.submission().len(), 1);
         close(ring, poller);
     });
 }
