@@ -508,6 +508,21 @@ fn submitter_gone_and_reaper() {
     });
 }
 
+/// Whoever sees that the last submitter is gone sees what it pushed, too.
+#[test]
+fn what_a_submitter_left_is_outstanding() {
+    check(3, || {
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &Engine::loopback());
+        let controls = ring.controls();
+        let mut submitter = ring.submitter();
+        let other = thread::spawn(move || submitter.push(opcode::Nop::new().build()).unwrap());
+        // Nobody ends it yet.
+        assert_eq!(ring.wait_timeout(1, Duration::ZERO), Err(WaitError::TimedOut));
+        other.join().unwrap();
+        close(ring, thread::spawn(move || poll_until_done(controls)));
+    });
+}
+
 /// The owner and a submitter push at once into a ring with room for one: both get in, one after the other.
 #[test]
 fn two_producers_share_one_place() {
