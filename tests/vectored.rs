@@ -346,6 +346,47 @@ fn cancel_takes_what_is_not_issued_and_is_too_late_for_the_rest() {
     setup.ours.unregister().unwrap();
 }
 
+/// A driver that leaves the last part of what it is offered: the entry is issued in part for good, and nothing of it runs.
+#[test]
+fn an_entry_with_nothing_running_is_quiet_when_it_is_cut_short() {
+    for detach in [true, false] {
+        let sim = Sim::new(12).delay(same(0)).partial_submits(1000);
+        let probe = sim.probe();
+        let mut setup = Setup::simulated(8, sim);
+        let entry = Readv::new(parts(&setup, 0, 20)).build().user_data(1);
+        setup.push(if detach { entry } else { entry.transfer_limit(Duration::from_millis(50)) });
+        setup.ring.submit().unwrap();
+        issued(&probe, 19);
+        let controller = setup.ring.controller();
+        if detach {
+            // Until what runs has ended.
+            std::thread::sleep(Duration::from_millis(10));
+            assert_eq!(controller.cancel(Cancel::user_data(1)), Ok(0));
+            assert_eq!(controller.cancel(Cancel::user_data(1).detach()), Ok(1));
+        }
+        let cqe = reap_exactly(&mut setup.ring, 1)[0];
+        let expected = if detach { (-errno::ECANCELED, Stage::Cancel) } else { (-errno::ETIME, Stage::Transfer) };
+        assert_eq!(((cqe.res(), cqe.stage()), cqe.flags()), (expected, CqeFlags::empty()));
+        setup.ours.unregister().unwrap();
+        assert_eq!(probe.issued(), 19);
+    }
+}
+
+/// The limit counts from the first part's issue, although further parts are issued all the time.
+#[test]
+fn a_limit_is_not_put_off_by_further_parts() {
+    let sim = Sim::new(13).delay(Duration::from_millis(100)..Duration::from_millis(1100));
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(64, sim);
+    partly_issued(&mut setup, |entry| entry.transfer_limit(Duration::from_millis(150)));
+    let cqe = setup.reap(1)[0];
+    assert_eq!((outcome(&cqe), cqe.flags()), ((3, -errno::ETIME, Stage::Transfer), CqeFlags::MORE));
+    let before = probe.issued();
+    assert!(before < 300, "all parts were issued before the limit");
+    assert_eq!(reap_exactly(&mut setup.ring, 3).len(), 3);
+    assert_eq!(probe.issued(), before);
+}
+
 #[test]
 fn cancel_finds_an_entry_by_any_of_its_regions() {
     let mut setup = Setup::loopback(32);
@@ -408,6 +449,12 @@ fn a_segment_that_was_reopened_gets_no_further_part() {
 #[test]
 fn parts_that_are_not_quiet_hold_the_regions_until_notif() {
     let mut setup = Setup::simulated(8, Sim::new(8).delay(same(30)).unquiet(1000));
+    // More than the peer has room for: what is told has given its room back.
+    for n in 0..5 {
+        setup.push(Readv::new(parts(&setup, 0, 100)).build().user_data(n));
+        let cqes = setup.reap(2);
+        assert_eq!(cqes.iter().map(Cqe::flags).collect::<Vec<_>>(), [CqeFlags::MORE, CqeFlags::NOTIF]);
+    }
     setup.push(Readv::new(parts(&setup, 0, 100)).build().user_data(1).flags(EntryFlags::IO_HARDLINK));
     setup.push(Nop::new().build().user_data(2));
     let first = setup.reap(1)[0];
