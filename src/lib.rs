@@ -6,8 +6,8 @@
 //! * An [`Engine`] owns what outlives a ring: registered memory ([`Registered`]), open peers ([`Segment`]) and the
 //!   transport under them.
 //! * An [`Entry`] asks for one operation. It is built by a type in [`opcode`] and pushed into a ring.
-//! * A [`Fence`] is something that will have happened: a host thread's signal, a value of a timeline, a CUDA event. An
-//!   entry waits for up to [`Entry::MAX_FENCES`] of them. The transport is not called for it before all have signalled;
+//! * A [`Fence`] is something that will have happened: a host thread's signal, a value of a timeline, a CUDA event, or
+//!   the end of another entry ([`push_fenced`](SubmissionQueue::push_fenced)). An entry waits for up to [`Entry::MAX_FENCES`] of them. The transport is not called for it before all have signalled;
 //!   if one fails, the entry fails with its cause and the transport is never called.
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
 //!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times.
@@ -123,6 +123,7 @@
 //! | call | blocks |
 //! | --- | --- |
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
+//! | [`Fence::wait_timeout`] | until the fence is final, at most its limit |
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`] at most its limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |

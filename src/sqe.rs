@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use static_assertions::{const_assert, const_assert_eq};
 
+use crate::code::errno;
 use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
@@ -48,7 +49,8 @@ pub(crate) mod op_flags {
     pub(crate) const REGION: u16 = 1 << 9;
 }
 
-/// A lowered entry. It owns a count of its one fence, or a side block with several, and a use of its region. Copying it
+/// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
+/// use of its region. Copying it
 /// copies no ownership: exactly one copy is taken by the core, or discarded.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,8 @@ pub(crate) struct Sqe {
     pub(crate) side: u32,
     /// The one fence, as an `Arc`'s raw pointer; null without.
     pub(crate) fence: *const FenceInner,
+    /// The fence that its end feeds, as an `Arc`'s raw pointer; null without.
+    pub(crate) signal: *const FenceInner,
 }
 
 const_assert_eq!(size_of::<Sqe>(), 64);
@@ -95,6 +99,7 @@ impl Sqe {
         target: 0,
         side: Sqe::NO_SIDE,
         fence: ptr::null(),
+        signal: ptr::null(),
     };
 
     /// Takes the one fence out.
@@ -102,6 +107,16 @@ impl Sqe {
         let fence = std::mem::replace(&mut self.fence, ptr::null());
         // SAFETY: a non-null `fence` came from `Arc::into_raw` at push and owns a count, which goes to the caller.
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
+    }
+
+    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with.
+    #[inline]
+    pub(crate) fn signal(&mut self, root: Option<i32>) {
+        if !self.signal.is_null() {
+            let signal = std::mem::replace(&mut self.signal, ptr::null());
+            // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count, which is let go of here.
+            unsafe { Arc::from_raw(signal) }.tell(root);
+        }
     }
 
     /// True if it ends at once with 0: no fence, no flag, nothing injected.
@@ -113,6 +128,7 @@ impl Sqe {
             && self.len == 0
             && self.side == Sqe::NO_SIDE
             && self.fence.is_null()
+            && self.signal.is_null()
     }
 
     /// True if it moves bytes.
@@ -145,6 +161,7 @@ impl Leftover for Sqe {
     /// Lets go of an entry that no core will take. A side block it has is the ring's, and goes with the ring.
     fn discard(mut self) {
         drop(self.take_fence());
+        self.signal(Some(errno::ESHUTDOWN));
         self.end_use();
     }
 }

@@ -5,7 +5,7 @@
 //! recurses nor makes a turn long.
 
 use super::slots::{NONE, State};
-use super::{BUDGET, Core};
+use super::{BUDGET, Core, root_of};
 use crate::code::{Stage, errno};
 use crate::entry::EntryFlags;
 use crate::sqe::{Opcode, Sqe, op_flags};
@@ -188,7 +188,7 @@ impl Core {
             return None;
         }
         let entry = &self.slots[slot];
-        let (hard, quiet, root) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet, -entry.res);
+        let (hard, quiet, root) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet, root_of(entry));
         if failed && !hard {
             let hide = self.slots.member(slot).skip_rest;
             return Some(Step::Fail { slot: rest, hide, root });

@@ -446,6 +446,9 @@ impl Core {
         let (op, ring) = (entry.sqe.op, entry.ring);
         self.timers.remove(slot);
         self.unpark(slot);
+        let entry = &mut self.slots[slot];
+        let root = failed.then(|| root_of(entry));
+        entry.sqe.signal(root);
         let member = self.slots.member(slot);
         if failed && member.skip && (op != Opcode::LinkTimeout || member.bad) {
             (member.skip, member.skip_rest) = (false, true);
@@ -638,6 +641,7 @@ impl Core {
             if quiet {
                 self.slots[slot].sqe.end_use();
             }
+            self.slots[slot].sqe.signal(Some(errno::ESHUTDOWN));
             self.slots.release(slot);
         }
     }
@@ -672,6 +676,7 @@ impl Core {
                     unquiet = true;
                 }
                 entry.quiet = true;
+                entry.sqe.signal(Some(errno::EOWNERDEAD));
                 if waits {
                     // Its result is known and was about to be posted with MORE: now it is the last word.
                     entry.flags |= CqeFlags::UNQUIET.bits() as u16;
@@ -716,6 +721,12 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.inbox.close();
     }
+}
+
+/// The errno that an entry's failure began with: its own, or that of what it waited for.
+fn root_of(entry: &slots::Slot) -> i32 {
+    let at_gate = u32::from(entry.flags & 7) << 16 == Stage::Gate.bits();
+    if at_gate && entry.res == -errno::ECANCELED && entry.detail < 0 { -entry.detail } else { -entry.res }
 }
 
 fn cqe_of(entry: &slots::Slot) -> Cqe {

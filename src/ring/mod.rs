@@ -18,6 +18,7 @@ use crate::core::{Closing, Control, Controls};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
+use crate::fence::{Fence, Progress};
 use crate::{poller, spsc};
 use push::Pusher;
 use reap::Reaper;
@@ -234,6 +235,24 @@ impl SubmissionQueue<'_> {
     #[inline]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
+    }
+
+    /// Accepts an entry and gives a fence on its end, for entries of any ring and for threads to wait for: it signals when the
+    /// entry has succeeded and nothing touches its local range any more, and fails with the root cause when the entry has
+    /// failed, `MORE` or not. With one small allocation. `CQE_SKIP_SUCCESS` changes nothing.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose end moves a timeline, and returns the value that it has reserved there. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), and [`Refusal::WindowFull`].
+    pub fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.pusher.push_signalling(entry, progress)
     }
 
     /// Accepts all of the entries, or gives all of them back: for a chain, which is submitted whole. Never blocks. They may

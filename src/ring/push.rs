@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::entry::{Entry, EntryFlags, Payload, Transfer};
-use crate::fence::Fence;
+use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::Sqe;
 use crate::sync::Ordering;
@@ -45,6 +45,12 @@ pub enum Refusal {
     /// Too many fences.
     #[error("the entry waits for {0} fences, at most {max} are possible; a timeline can stand for many", max = Entry::MAX_FENCES)]
     TooManyFences(usize),
+    /// The timeline that the entry was to move has as many values reserved beyond its completed prefix as its window holds.
+    #[error("{window} values are reserved and not in the completed prefix; wait for some, or make a larger window")]
+    WindowFull {
+        /// The window.
+        window: u32,
+    },
     /// Too long for one entry.
     #[error("the entry moves {0} bytes, an entry moves less than 2 GiB; split it")]
     TooLong(u64),
@@ -152,6 +158,48 @@ impl Pusher {
                 Ok(())
             }
             Err(reason) => Err(PushError { entry, reason }),
+        }
+    }
+
+    /// Accepts the entry, which feeds a fence of its own.
+    pub(super) fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.push_feeding(entry, || {
+            let fence = Fence::new(Kind::Told);
+            Ok((Arc::clone(&fence.0), fence))
+        })
+    }
+
+    /// Accepts the entry, which moves a timeline, and returns its value there.
+    pub(super) fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.push_feeding(entry, || match progress.cell.reserve() {
+            Some((value, place)) => Ok((place, value)),
+            None => Err(Refusal::WindowFull { window: progress.window() }),
+        })
+    }
+
+    /// `signal` gives what the entry feeds, once nothing else is in the way.
+    fn push_feeding<T>(
+        &mut self,
+        mut entry: Entry,
+        signal: impl FnOnce() -> Result<(Arc<FenceInner>, T), Refusal>,
+    ) -> Result<T, PushError> {
+        let mut sqe = match self.lower(&entry) {
+            Ok(sqe) => sqe,
+            Err(reason) => return Err(PushError { entry, reason }),
+        };
+        match signal() {
+            Ok((signal, answer)) => {
+                sqe.signal = Arc::into_raw(signal);
+                self.write(sqe, entry.fence.take());
+                Ok(answer)
+            }
+            Err(reason) => {
+                let open = self.open;
+                self.write(sqe, None);
+                self.unpush();
+                self.open = open;
+                Err(PushError { entry, reason })
+            }
         }
     }
 
@@ -351,6 +399,24 @@ impl Submitter {
     /// [`PushError`] with the entry in it, unchanged.
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
+    }
+
+    /// Accepts an entry and gives a fence on its end, as [`SubmissionQueue::push_fenced`](super::SubmissionQueue::push_fenced).
+    /// If the ring was closed before the entry was submitted, the fence fails when the submitter is dropped.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose end moves a timeline, as
+    /// [`SubmissionQueue::push_signalling`](super::SubmissionQueue::push_signalling).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), and [`Refusal::WindowFull`].
+    pub fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.pusher.push_signalling(entry, progress)
     }
 
     /// Accepts all of the entries, or gives all of them back. Never blocks. See [`push`](Self::push).
