@@ -7,6 +7,7 @@ use bitflags::bitflags;
 use crate::engine::Remote;
 use crate::fence::Fence;
 use crate::region::Slice;
+use crate::ring::Messages;
 use crate::sqe::Opcode;
 
 bitflags! {
@@ -60,6 +61,8 @@ pub(crate) enum Payload {
     Values {
         local: u64,
         remote: u64,
+        /// A message's target. Here, because a third variant would make every entry longer.
+        target: Option<Messages>,
     },
     Transfer(Transfer),
 }
@@ -80,7 +83,7 @@ impl Entry {
     #[inline]
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
-        let payload = Payload::Values { local, remote };
+        let payload = Payload::Values { local, remote, target: None };
         Entry {
             op,
             flags: EntryFlags::empty(),
@@ -97,6 +100,11 @@ impl Entry {
     #[inline]
     pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
         Entry { payload: Payload::Transfer(Transfer { local, remote }), ..Entry::new(op, Args::default()) }
+    }
+
+    pub(crate) fn message(target: Messages, user_data: u64, res: u32) -> Entry {
+        let payload = Payload::Values { local: user_data, remote: 0, target: Some(target) };
+        Entry { payload, ..Entry::new(Opcode::MsgRing, Args { len: res, ..Args::default() }) }
     }
 
     /// Adds flags: links, drains, no completion on success.

@@ -218,8 +218,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CompletionQueue, Completions, ControlError, Controller, OpenChain, PushChainError, PushError, Refusal,
-    Ring, SubmissionQueue, Submitter, WaitError,
+    Builder, CompletionQueue, Completions, ControlError, Controller, Messages, OpenChain, PushChainError, PushError,
+    Refusal, Ring, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -9,6 +9,7 @@ use crate::code::errno;
 use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
+use crate::ring::message::Mailbox;
 use crate::spsc::Leftover;
 
 /// What an entry does. The numbers are moonring's own; 0 is io_uring's Nop too.
@@ -23,6 +24,7 @@ pub(crate) enum Opcode {
     LinkTimeout = 5,
     Cancel = 6,
     TimeoutUpdate = 7,
+    MsgRing = 8,
 }
 
 /// `op_flags` of the opcodes that have some.
@@ -58,12 +60,13 @@ pub(crate) struct Sqe {
     pub(crate) op: Opcode,
     pub(crate) flags: EntryFlags,
     pub(crate) op_flags: u16,
-    /// Bytes to move; an injected result; repeats.
+    /// Bytes to move; an injected or a message's result; repeats.
     pub(crate) len: u32,
     pub(crate) user_data: u64,
-    /// The local range's address; nanoseconds of a timeout; what to cancel.
+    /// The local range's address; nanoseconds of a timeout; what to cancel; a message's `user_data`.
     pub(crate) local: u64,
     /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps.
+    /// For a message the target's mailbox instead, as an `Arc`'s raw pointer, with a unit of the target's capacity.
     pub(crate) region: *const RegionInner,
     /// The remote range's address; a timeout's new nanoseconds.
     pub(crate) remote: u64,
@@ -147,8 +150,27 @@ impl Sqe {
         self.region = ptr::null();
     }
 
-    /// Ends the use of the region.
+    /// Gives a message its target, with a unit taken there.
+    pub(crate) fn set_mailbox(&mut self, target: Arc<Mailbox>) {
+        debug_assert_eq!(self.op, Opcode::MsgRing);
+        self.region = Arc::into_raw(target).cast();
+    }
+
+    /// A message's target, and with it the unit.
+    pub(crate) fn take_mailbox(&mut self) -> Option<Arc<Mailbox>> {
+        if self.op != Opcode::MsgRing {
+            return None;
+        }
+        let target = std::mem::replace(&mut self.region, ptr::null()).cast::<Mailbox>();
+        // SAFETY: a message's non-null pointer came from `set_mailbox` and owns a count, which goes to the caller.
+        (!target.is_null()).then(|| unsafe { Arc::from_raw(target) })
+    }
+
+    /// Ends the use of the region; of a message's target, if it was not sent.
     pub(crate) fn end_use(&mut self) {
+        if let Some(target) = self.take_mailbox() {
+            target.give_back();
+        }
         let region = std::mem::replace(&mut self.region, ptr::null());
         if !region.is_null() {
             // SAFETY: the engine keeps every region's `RegionInner` until it is dropped, and the ring keeps the engine.

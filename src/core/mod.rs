@@ -10,6 +10,7 @@ mod cancel;
 mod chain;
 mod gate;
 mod index;
+mod message;
 mod peers;
 mod ring;
 mod slots;
@@ -61,6 +62,10 @@ pub(crate) enum Control {
     Cancel { ring: u32, op_flags: u16, key: u64, reply: Arc<Reply<usize>> },
     /// Answers once what was published before, and is selected, is quiet.
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
+    /// An entry of any ring posts a completion on this one.
+    Message { ring: u32, user_data: u64, res: i32 },
+    /// It was not sent; the unit that was taken for it is free.
+    NoMessage { ring: u32 },
     /// The ring's ends are gone.
     Close { ring: u32, closing: Arc<Closing> },
 }
@@ -245,6 +250,12 @@ impl Core {
                         self.answer_quiet(ring);
                     }
                 }
+                Control::Message { ring, user_data, res } => self.post_message(ring, user_data, res),
+                Control::NoMessage { ring } => {
+                    if let Some(ring) = self.ring_mut(ring) {
+                        ring.give_back_unit();
+                    }
+                }
                 Control::Close { ring, closing } => {
                     let now = self.now;
                     if let Some(ring) = self.ring_mut(ring) {
@@ -419,6 +430,7 @@ impl Core {
             Opcode::Timeout => self.start_timeout(slot),
             Opcode::Cancel => self.cancel(slot),
             Opcode::TimeoutUpdate => self.update_timeout(slot),
+            Opcode::MsgRing => self.send_message(slot),
             Opcode::LinkTimeout => unreachable!("a LinkTimeout is armed by the entry before it"),
         }
     }

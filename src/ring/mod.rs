@@ -1,6 +1,7 @@
 //! The ring: where entries go in and completions come out.
 
 pub(crate) mod control;
+pub(crate) mod message;
 mod push;
 mod reap;
 pub(crate) mod shared;
@@ -11,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use control::{ControlError, Controller};
+pub use message::Messages;
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
@@ -190,6 +192,13 @@ impl Ring {
     pub fn submitter(&mut self) -> Submitter {
         self.pusher.share();
         Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
+    }
+
+    /// This ring as the target of messages: completions that entries of other rings post here. From the first one on, the
+    /// owner's pushes take an atomic exchange each, for good.
+    pub fn messages(&mut self) -> Messages {
+        self.pusher.share();
+        Messages::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
     }
 
     /// Calls to the poller from any thread: cancelling, and waiting for quiet.

@@ -45,6 +45,17 @@ pub enum Refusal {
     /// Too many fences.
     #[error("the entry waits for {0} fences, at most {max} are possible; a timeline can stand for many", max = Entry::MAX_FENCES)]
     TooManyFences(usize),
+    /// As many entries and messages are outstanding at the target of a message as it has capacity for.
+    #[error(
+        "the ring that the message is for is full: it has {capacity} outstanding; push again when it has reaped some"
+    )]
+    TargetFull {
+        /// The target's capacity.
+        capacity: u32,
+    },
+    /// The target of a message is closed, or its poller died.
+    #[error("the ring that the message is for is closed, or its poller died")]
+    TargetClosed,
     /// The timeline that the entry was to move has as many values reserved beyond its completed prefix as its window holds.
     #[error("{window} values are reserved and not in the completed prefix; wait for some, or make a larger window")]
     WindowFull {
@@ -234,11 +245,16 @@ impl Pusher {
         if let Some(mut sqe) = self.sq.unwrite() {
             self.give_side_back(std::mem::replace(&mut sqe.side, Sqe::NO_SIDE));
             sqe.discard();
-            match &mut self.units {
-                Units::Own { accepted, .. } => *accepted -= 1,
-                Units::Shared => {
-                    self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
-                }
+            self.untake_unit();
+        }
+    }
+
+    /// Gives back a unit that no core has seen.
+    fn untake_unit(&mut self) {
+        match &mut self.units {
+            Units::Own { accepted, .. } => *accepted -= 1,
+            Units::Shared => {
+                self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }
@@ -255,7 +271,12 @@ impl Pusher {
         let &Entry { op, flags, op_flags, len, user_data, .. } = entry;
         let mut sqe = Sqe { op, flags, op_flags, len, user_data, ..Sqe::EMPTY };
         match &entry.payload {
-            &Payload::Values { local, remote } => (sqe.local, sqe.remote) = (local, remote),
+            &Payload::Values { local, remote, ref target } => {
+                if target.as_ref().is_some_and(|target| !target.mailbox().is_open()) {
+                    return Err(Refusal::TargetClosed);
+                }
+                (sqe.local, sqe.remote) = (local, remote);
+            }
             Payload::Transfer(transfer) => {
                 self.check(transfer)?;
                 sqe.local = transfer.local.address;
@@ -278,6 +299,15 @@ impl Pusher {
             sqe.end_use();
             self.give_side_back(sqe.side);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
+        }
+        if let Payload::Values { target: Some(target), .. } = &entry.payload {
+            let target = target.mailbox();
+            if !target.take_unit() {
+                self.give_side_back(sqe.side);
+                self.untake_unit();
+                return Err(Refusal::TargetFull { capacity: target.capacity() });
+            }
+            sqe.set_mailbox(Arc::clone(target));
         }
         Ok(sqe)
     }
