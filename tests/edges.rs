@@ -242,7 +242,9 @@ fn a_result_with_more_fails_at_once() {
 /// The ring goes: what waits, what is held, what is in flight at the end of the grace time, what was never submitted.
 #[test]
 fn endings_by_close() {
-    let mut setup = Setup::simulated(8, Sim::new(1).delay(Duration::from_secs(5)..Duration::from_secs(6)));
+    let sim = Sim::new(1).delay(Duration::from_secs(5)..Duration::from_secs(6));
+    let probe = sim.probe();
+    let mut setup = Setup::simulated(8, sim);
     let (_kept, never) = fence::host();
     let progress = fence::progress(8);
     let mut submitter = setup.ring.submitter();
@@ -257,6 +259,12 @@ fn endings_by_close() {
         let mut other = ring();
         let fence = fenced(&mut other, Wait::new().build().wait(&in_flight));
         other.submit().unwrap();
+        setup.ring.submit().unwrap();
+        let start = Instant::now();
+        while probe.issued() == 0 {
+            assert!(start.elapsed() < LIMIT);
+            thread::yield_now();
+        }
         drop(setup);
         let cqe = reap_exactly(&mut other, 1)[0];
         assert_eq!((cqe.res(), cqe.detail()), (-ECANCELED, -ESHUTDOWN));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use super::timeline::{NEVER, TimelineCell};
 use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack, unpack};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// A place's state is the value that has ended there, and below it the errno that it failed with, 0 for none. 2^52
 /// values last longer than any process.
@@ -41,14 +41,16 @@ impl TimelineCell {
     /// The entry that has reserved `value` ended. Moves the word as far as everything has; never blocks.
     pub(super) fn complete(&self, place: &FenceInner, value: u64, root: Option<i32>) {
         let errno = root.map_or(0, |root| -Failure::dependency(root).detail) as u64;
-        // SeqCst, here and below: of two that complete neighbours at once, the one that stores its place or moves the word
-        // last sees what the other did, and goes on from there.
-        place.state.store(value << ERRNO_BITS | errno, Ordering::SeqCst);
+        // Release: the place, the word and what was done before go on to who waits.
+        place.state.store(value << ERRNO_BITS | errno, Ordering::Release);
         let mut moved = false;
         loop {
-            let now = self.value.load(Ordering::SeqCst);
+            // After the place is stored, and after the word is moved: of two that complete neighbours at once, the later one
+            // here sees what the other did, and goes on from there.
+            fence(Ordering::SeqCst);
+            let now = self.value.load(Ordering::Acquire);
             let next = now + 1;
-            let state = self.place(next).state.load(Ordering::SeqCst);
+            let state = self.place(next).state.load(Ordering::Acquire);
             if state >> ERRNO_BITS != next {
                 break;
             }
@@ -58,7 +60,7 @@ impl TimelineCell {
                 self.failed.store(pack(FenceStatus::Failed(Failure::dependency(errno))), Ordering::Relaxed);
                 self.failed_from.store(next, Ordering::Release);
             }
-            moved |= self.value.compare_exchange(now, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            moved |= self.value.compare_exchange(now, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         }
         if moved {
             self.registrations.fire_all();
