@@ -13,6 +13,7 @@ pub mod errno {
     pub const ETIME: i32 = 62;
     pub const EPROTO: i32 = 71;
     pub const EBADMSG: i32 = 74;
+    pub const EBADFD: i32 = 77;
     pub const EOPNOTSUPP: i32 = 95;
     pub const ECONNRESET: i32 = 104;
     pub const ENOBUFS: i32 = 105;

@@ -8,6 +8,7 @@ use bitflags::bitflags;
 use crate::engine::{Remote, Segment};
 use crate::fence::Fence;
 use crate::region::{RegionInner, Slice};
+use crate::ring::Messages;
 use crate::sqe::Opcode;
 
 bitflags! {
@@ -69,6 +70,8 @@ pub(crate) enum Other {
     Values {
         local: u64,
         remote: u64,
+        /// A message's target. Here, because a third variant would make every entry longer.
+        target: Option<Messages>,
     },
     Parts(Box<Parts>),
 }
@@ -127,7 +130,7 @@ impl Entry {
     #[inline]
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
-        let payload = Payload::Other(Other::Values { local, remote });
+        let payload = Payload::Other(Other::Values { local, remote, target: None });
         Entry {
             op,
             flags: EntryFlags::empty(),
@@ -162,6 +165,11 @@ impl Entry {
             },
         };
         Some(&transfer.remote.segment)
+    }
+
+    pub(crate) fn message(target: Messages, user_data: u64, res: u32) -> Entry {
+        let payload = Payload::Other(Other::Values { local: user_data, remote: 0, target: Some(target) });
+        Entry { payload, ..Entry::new(Opcode::MsgRing, Args { len: res, ..Args::default() }) }
     }
 
     /// Adds flags: links, drains, no completion on success.

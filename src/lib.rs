@@ -6,8 +6,8 @@
 //! * An [`Engine`] owns what outlives a ring: registered memory ([`Registered`]), open peers ([`Segment`]) and the
 //!   transport under them.
 //! * An [`Entry`] asks for one operation. It is built by a type in [`opcode`] and pushed into a ring.
-//! * A [`Fence`] is something that will have happened: a host thread's signal, a value of a timeline, a CUDA event. An
-//!   entry waits for up to [`Entry::MAX_FENCES`] of them. The transport is not called for it before all have signalled;
+//! * A [`Fence`] is something that will have happened: a host thread's signal, a value of a timeline, a CUDA event, or
+//!   the end of another entry ([`push_fenced`](SubmissionQueue::push_fenced)). An entry waits for up to [`Entry::MAX_FENCES`] of them. The transport is not called for it before all have signalled;
 //!   if one fails, the entry fails with its cause and the transport is never called.
 //! * A transfer may have up to [`Entry::MAX_PARTS`] parts, given as a list of slices ([`opcode::Readv`]) or by page numbers
 //!   ([`opcode::ReadPages`]). It still is one entry with one completion.
@@ -168,6 +168,7 @@
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
 //! | [`Controller::cancel`] | for a turn or two of the poller |
 //! | [`Controller::quiesce`] | until what it selects is quiet, at most its limit |
+//! | [`Fence::wait_timeout`] | until the fence is final, at most its limit |
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Ring::eventfd`], [`EventFd`]'s calls | never |
@@ -267,8 +268,8 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, EventFd, OpenChain,
-    PushChainError, PushError, Refusal, Ring, Submission, SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, EventFd, Messages,
+    OpenChain, PushChainError, PushError, Refusal, Ring, Submission, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -592,3 +592,46 @@ fn timeline_and_gate() {
         close(ring, poller);
     });
 }
+
+/// Two entries of one timeline end at once: whoever comes last moves the word past both, and the failure is there before
+/// the word.
+#[test]
+fn ends_of_neighbours() {
+    check(3, || {
+        let progress = fence::progress(2);
+        let [first, second] = [(); 2].map(|()| progress.cell.reserve().unwrap().1);
+        let [before, at] = [1, 2].map(|value| progress.at(value).unwrap());
+        let threads = [thread::spawn(move || first.tell(None)), thread::spawn(move || second.tell(Some(7)))];
+        assert_ne!(at.status(), FenceStatus::Signalled);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(progress.value(), 2);
+        assert_eq!(before.status(), FenceStatus::Signalled);
+        assert!(matches!(at.status(), FenceStatus::Failed(_)));
+    });
+}
+
+/// A thread that waits for a fence is woken, whoever sees whom first.
+#[test]
+fn signal_and_thread() {
+    check(3, || {
+        let (signaller, fence) = fence::host();
+        let other = thread::spawn(move || signaller.signal());
+        assert_eq!(fence.wait_timeout(Duration::MAX), FenceStatus::Signalled);
+        other.join().unwrap();
+    });
+}
+
+/// The same for a value of a timeline.
+#[test]
+fn timeline_and_thread() {
+    check(3, || {
+        let progress = fence::progress(1);
+        let place = progress.cell.reserve().unwrap().1;
+        let fence = progress.at(1).unwrap();
+        let other = thread::spawn(move || place.tell(None));
+        assert_eq!(fence.wait_timeout(Duration::MAX), FenceStatus::Signalled);
+        other.join().unwrap();
+    });
+}

@@ -7,6 +7,7 @@ use crate::clock;
 use crate::engine::{Remote, Segment};
 use crate::entry::{Args, Entry, Parts, Transfer};
 use crate::region::{Registered, Slice};
+use crate::ring::Messages;
 use crate::sqe::{Opcode, op_flags};
 
 /// Does nothing: completes with 0 once its fences have signalled. For measuring, and for waking a reaper.
@@ -307,6 +308,33 @@ impl TimeoutRemove {
     #[inline]
     pub fn build(self) -> Entry {
         Entry::new(Opcode::Cancel, self.args)
+    }
+}
+
+/// Posts a completion on another ring, or on the same: with a `user_data` and a result of the sender's choice. For steering
+/// and waking another thread's completion loop. Completes with 0 once it is sent, after its fences as anything does.
+///
+/// The push takes a unit of the target's capacity, so the target's completion queue never loses one, and is refused
+/// ([`Refusal::TargetFull`](crate::Refusal::TargetFull), [`TargetClosed`](crate::Refusal::TargetClosed)) if there is none.
+/// If the target closes later this completes with `-EBADFD`. If this fails or is cancelled, nothing is posted and the unit
+/// goes back.
+#[derive(Clone, Debug)]
+pub struct MsgRing {
+    target: Messages,
+    user_data: u64,
+    res: u32,
+}
+
+impl MsgRing {
+    /// A completion with this `user_data` and result for the ring that `target` is of, see
+    /// [`Ring::messages`](crate::Ring::messages). A result above 2^31 - 1 is taken as that.
+    pub fn new(target: &Messages, user_data: u64, res: u32) -> MsgRing {
+        MsgRing { target: target.clone(), user_data, res: res.min(i32::MAX as u32) }
+    }
+
+    /// The entry.
+    pub fn build(self) -> Entry {
+        Entry::message(self.target, self.user_data, self.res)
     }
 }
 

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use static_assertions::{const_assert, const_assert_eq};
 
+use crate::code::errno;
 use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
+use crate::ring::message::Mailbox;
 use crate::ring::parts::{PartList, PartLists};
 use crate::spsc::Leftover;
 
@@ -25,6 +27,7 @@ pub(crate) enum Opcode {
     TimeoutUpdate = 7,
     Readv = 8,
     Writev = 9,
+    MsgRing = 10,
 }
 
 impl Opcode {
@@ -58,8 +61,8 @@ pub(crate) mod op_flags {
     pub(crate) const REGION: u16 = 1 << 9;
 }
 
-/// A lowered entry. It owns a count of its one fence, or a side block with several, and a use of its region or a list of
-/// parts. Copying it
+/// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
+/// use of its region or a list of parts. Copying it
 /// copies no ownership: exactly one copy is taken by the core, or discarded.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
@@ -67,13 +70,14 @@ pub(crate) struct Sqe {
     pub(crate) op: Opcode,
     pub(crate) flags: EntryFlags,
     pub(crate) op_flags: u16,
-    /// Bytes to move; an injected result; repeats.
+    /// Bytes to move; an injected or a message's result; repeats.
     pub(crate) len: u32,
     pub(crate) user_data: u64,
-    /// The local range's address; nanoseconds of a timeout; what to cancel.
+    /// The local range's address; nanoseconds of a timeout; what to cancel; a message's `user_data`.
     pub(crate) local: u64,
     /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps. For a
-    /// vectored entry its list of parts instead, from `Box::into_raw`.
+    /// vectored entry its list of parts instead, from `Box::into_raw`; for a message the target's mailbox, as an `Arc`'s raw
+    /// pointer, with a unit of the target's capacity.
     pub(crate) region: *const RegionInner,
     /// The remote range's address; a timeout's new nanoseconds.
     pub(crate) remote: u64,
@@ -83,6 +87,8 @@ pub(crate) struct Sqe {
     pub(crate) side: u32,
     /// The one fence, as an `Arc`'s raw pointer; null without.
     pub(crate) fence: *const FenceInner,
+    /// The fence that its end feeds, as an `Arc`'s raw pointer; null without.
+    pub(crate) signal: *const FenceInner,
 }
 
 const_assert_eq!(size_of::<Sqe>(), 64);
@@ -109,6 +115,7 @@ impl Sqe {
         target: 0,
         side: Sqe::NO_SIDE,
         fence: ptr::null(),
+        signal: ptr::null(),
     };
 
     /// Takes the one fence out.
@@ -116,6 +123,16 @@ impl Sqe {
         let fence = std::mem::replace(&mut self.fence, ptr::null());
         // SAFETY: a non-null `fence` came from `Arc::into_raw` at push and owns a count, which goes to the caller.
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
+    }
+
+    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with.
+    #[inline]
+    pub(crate) fn signal(&mut self, root: Option<i32>) {
+        if !self.signal.is_null() {
+            let signal = std::mem::replace(&mut self.signal, ptr::null());
+            // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count, which is let go of here.
+            unsafe { Arc::from_raw(signal) }.tell(root);
+        }
     }
 
     /// True if it ends at once with 0: no fence, no flag, nothing injected.
@@ -127,6 +144,7 @@ impl Sqe {
             && self.len == 0
             && self.side == Sqe::NO_SIDE
             && self.fence.is_null()
+            && self.signal.is_null()
     }
 
     /// True if it moves bytes.
@@ -182,7 +200,24 @@ impl Sqe {
         self.region = ptr::null();
     }
 
-    /// Ends the uses of regions. A vectored entry's list goes back to its pool, if that is there.
+    /// Gives a message its target, with a unit taken there.
+    pub(crate) fn set_mailbox(&mut self, target: Arc<Mailbox>) {
+        debug_assert_eq!(self.op, Opcode::MsgRing);
+        self.region = Arc::into_raw(target).cast();
+    }
+
+    /// A message's target, and with it the unit.
+    pub(crate) fn take_mailbox(&mut self) -> Option<Arc<Mailbox>> {
+        if self.op != Opcode::MsgRing {
+            return None;
+        }
+        let target = std::mem::replace(&mut self.region, ptr::null()).cast::<Mailbox>();
+        // SAFETY: a message's non-null pointer came from `set_mailbox` and owns a count, which goes to the caller.
+        (!target.is_null()).then(|| unsafe { Arc::from_raw(target) })
+    }
+
+    /// Ends the uses of regions; of a message's target, if it was not sent. A vectored entry's list goes back to its pool, if
+    /// that is there.
     #[inline]
     pub(crate) fn end_use(&mut self, lists: Option<&PartLists>) {
         if self.op.is_vectored() {
@@ -193,6 +228,9 @@ impl Sqe {
                 }
             }
             return;
+        }
+        if let Some(target) = self.take_mailbox() {
+            target.give_back();
         }
         let region = std::mem::replace(&mut self.region, ptr::null());
         if !region.is_null() {
@@ -207,6 +245,7 @@ impl Leftover for Sqe {
     /// pool of part lists.
     fn discard(mut self) {
         drop(self.take_fence());
+        self.signal(Some(errno::ESHUTDOWN));
         self.end_use(None);
     }
 }

@@ -42,14 +42,15 @@ fn count(work: impl FnOnce()) -> u64 {
     ALLOCATIONS.load(SeqCst) - before
 }
 
-/// One step as engines do it: a batch of loads behind one fence, signalled late, waited for and reaped. With every second
+/// One step as engines do it: a batch of loads behind one fence, signalled late, waited for and reaped; each
+/// moves a timeline when it ends. With every second
 /// step the poller has the time to gate them; with the others the signal may come first.
-fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>) {
+fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>, progress: &fence::Progress) {
     let late = fences.len().is_multiple_of(2);
     let (signaller, fence) = fences.pop().unwrap();
     for n in 0..32 {
         let entry = setup.read(n * 64, 64).wait(&fence).user_data(n as u64);
-        setup.push(entry);
+        setup.ring.submission().push_signalling(entry, progress).unwrap();
     }
     setup.push(opcode::Nop::new().build());
     setup.ring.submit().unwrap();
@@ -71,8 +72,9 @@ fn steady_state_allocates_nothing() {
     let mut setup = Setup::loopback(64);
     // A fence is one allocation, by its maker; they are made beforehand so that only the ring's work is counted.
     let mut fences: Vec<_> = (0..1500).map(|_| fence::host()).collect();
+    let progress = fence::progress(32);
     for _ in 0..500 {
-        step(&mut setup, &mut fences);
+        step(&mut setup, &mut fences, &progress);
     }
     // A thread's first sleep allocates, in event-listener: the reaper's and the poller's.
     let (signaller, fence) = fence::host();
@@ -83,10 +85,11 @@ fn steady_state_allocates_nothing() {
     assert_eq!(setup.reap(1).len(), 1);
     let allocations = count(|| {
         for _ in 0..1000 {
-            step(&mut setup, &mut fences);
+            step(&mut setup, &mut fences, &progress);
         }
     });
     assert_eq!(allocations, 0, "in 33,000 operations");
+    assert_eq!(progress.value(), 1500 * 32);
 
     // Building a vectored entry allocates its list; pushing it and everything after does not, once there are part lists.
     let pages = |n: u32| (0..64).map(move |at| (at, (at + n) % 64));

@@ -247,3 +247,30 @@ fn a_panic_ends_all_rings_of_the_poller() {
     drop((setup.ring, other, late));
     await_pollers(0);
 }
+
+/// Calls and messages reach a ring by its number, wherever in the core it is.
+#[test]
+fn calls_and_messages_find_a_ring_whose_place_is_not_its_number() {
+    let _alone = alone();
+    let engine = Engine::loopback();
+    let first = Ring::builder().build(8, &engine).unwrap();
+    let keep = attached(&first, 8, &engine);
+    drop(first);
+    let mut ring = attached(&keep, 8, &engine);
+    let (signaller, fence) = moonring::fence::host();
+    ring.submission().push(nop(1).wait(&fence)).unwrap();
+    ring.submit().unwrap();
+    let controller = ring.controller();
+    assert_eq!(controller.cancel(moonring::opcode::Cancel::user_data(1)), Ok(1));
+    assert_eq!(controller.quiesce(moonring::opcode::Select::any(), LIMIT), Ok(()));
+    let messages = ring.messages();
+    let message = moonring::opcode::MsgRing::new(&messages, 5, 7).build();
+    let mut keep = keep;
+    keep.submission().push(message).unwrap();
+    keep.submit_and_wait(1).unwrap();
+    assert_eq!(keep.completion().next().unwrap().res(), 0);
+    assert_eq!(ring.wait_timeout(2, LIMIT), Ok(2));
+    let got: Vec<_> = ring.completion().map(|cqe| (cqe.user_data(), cqe.res())).collect();
+    assert_eq!(got, [(1, -125), (5, 7)]);
+    drop(signaller);
+}

@@ -5,7 +5,7 @@
 //! recurses nor makes a turn long.
 
 use super::slots::{NONE, State};
-use super::{BUDGET, Core};
+use super::{BUDGET, Core, root_of};
 use crate::code::{Stage, errno};
 use crate::entry::EntryFlags;
 use crate::sqe::{Opcode, Sqe, op_flags};
@@ -213,10 +213,7 @@ impl Core {
             return None;
         }
         let entry = &self.slots[slot];
-        let (hard, quiet) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet);
-        // The cause of its own failure, if that was a dependency's.
-        let inherited = entry.res == -errno::ECANCELED && entry.stage() == Stage::Gate && entry.detail < 0;
-        let root = if inherited { -entry.detail } else { -entry.res };
+        let (hard, quiet, root) = (entry.sqe.flags.contains(EntryFlags::IO_HARDLINK), entry.quiet, root_of(entry));
         if failed && !hard {
             let hide = self.slots.member(slot).skip_rest;
             return Some(Step::Fail { slot: rest, hide, root });

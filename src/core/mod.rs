@@ -10,6 +10,7 @@ mod cancel;
 mod chain;
 mod gate;
 mod index;
+mod message;
 mod parts;
 mod peers;
 mod ring;
@@ -69,6 +70,10 @@ pub(crate) enum Control {
     Cancel { ring: u32, op_flags: u16, key: u64, reply: Arc<Reply<usize>> },
     /// Answers once what was published before, and is selected, is quiet.
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
+    /// An entry of any ring posts a completion on this one.
+    Message { ring: u32, user_data: u64, res: i32 },
+    /// It was not sent; the unit that was taken for it is free.
+    NoMessage { ring: u32 },
     /// The ring's ends are gone.
     Close { ring: u32, closing: Arc<Closing> },
 }
@@ -283,15 +288,29 @@ impl Core {
                 }
                 // A ring that is closed or dead tells its callers so itself.
                 Control::Cancel { ring, op_flags, key, reply } => {
-                    if self.take_all(ring) {
-                        reply.give(self.cancel_matching(ring, None, op_flags, key).0);
+                    if let Some(place) = self.place_of(ring)
+                        && self.take_all(place)
+                    {
+                        reply.give(self.cancel_matching(place, None, op_flags, key).0);
                     }
                 }
                 Control::Quiesce { ring, select, reply } => {
-                    if self.take_all(ring) {
+                    if let Some(place) = self.place_of(ring)
+                        && self.take_all(place)
+                    {
                         let since = self.now;
-                        self.ring(ring).quiescing.push(Quiescing { select, since, reply });
-                        self.answer_quiet(ring);
+                        self.ring(place).quiescing.push(Quiescing { select, since, reply });
+                        self.answer_quiet(place);
+                    }
+                }
+                Control::Message { ring, user_data, res } => {
+                    if let Some(place) = self.place_of(ring) {
+                        self.post_message(place, user_data, res);
+                    }
+                }
+                Control::NoMessage { ring } => {
+                    if let Some(ring) = self.numbered(ring) {
+                        ring.give_back_unit();
                     }
                 }
                 Control::Close { ring, closing } => {
@@ -307,8 +326,15 @@ impl Core {
         any
     }
 
+    fn place_of(&self, number: u32) -> Option<u32> {
+        let place = self.rings.iter().position(|ring| ring.as_ref().is_some_and(|ring| ring.number == number))?;
+        Some(place as u32)
+    }
+
+    /// The ring that other threads name so.
     fn numbered(&mut self, number: u32) -> Option<&mut RingState> {
-        self.rings.iter_mut().flatten().find(|ring| ring.number == number)
+        let place = self.place_of(number)?;
+        self.ring_mut(place)
     }
 
     fn ring_mut(&mut self, ring: u32) -> Option<&mut RingState> {
@@ -497,6 +523,7 @@ impl Core {
             Opcode::Timeout => self.start_timeout(slot),
             Opcode::Cancel => self.cancel(slot),
             Opcode::TimeoutUpdate => self.update_timeout(slot),
+            Opcode::MsgRing => self.send_message(slot),
             Opcode::LinkTimeout => unreachable!("a LinkTimeout is armed by the entry before it"),
         }
     }
@@ -509,6 +536,11 @@ impl Core {
 
     /// The same, and what follows is the caller's.
     fn end(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
+        let Sqe { fence, side, .. } = self.slots[slot].sqe;
+        if !fence.is_null() || side != Sqe::NO_SIDE {
+            // A member of a chain that never came to the gate.
+            self.leave_gate(slot);
+        }
         let entry = &mut self.slots[slot];
         entry.res = res;
         entry.flags = (stage.bits() >> 16) as u16;
@@ -527,6 +559,9 @@ impl Core {
         }
         self.timers.remove(slot);
         self.unpark(slot);
+        let entry = &mut self.slots[slot];
+        let root = failed.then(|| root_of(entry));
+        entry.sqe.signal(root);
         let member = self.slots.member(slot);
         if failed && member.skip && (op != Opcode::LinkTimeout || member.bad) {
             (member.skip, member.skip_rest) = (false, true);
@@ -749,6 +784,7 @@ impl Core {
                 self.left_flight(slot);
             }
             let entry = &mut self.slots[slot];
+            entry.sqe.signal(Some(errno::ESHUTDOWN));
             entry.quiet = true;
             entry.detail = 0;
             if entry.state == State::Overdue {
@@ -801,6 +837,7 @@ impl Core {
                     unquiet = true;
                 }
                 entry.quiet = true;
+                entry.sqe.signal(Some(errno::EOWNERDEAD));
                 if waits {
                     // Its result is known and was about to be posted with MORE: now it is the last word.
                     entry.flags |= CqeFlags::UNQUIET.bits() as u16;
@@ -847,6 +884,12 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.inbox.close();
     }
+}
+
+/// The errno that an entry's failure began with: its own, or that of what it waited for.
+fn root_of(entry: &slots::Slot) -> i32 {
+    let at_gate = u32::from(entry.flags & 7) << 16 == Stage::Gate.bits();
+    if at_gate && entry.res == -errno::ECANCELED && entry.detail < 0 { -entry.detail } else { -entry.res }
 }
 
 fn cqe_of(entry: &slots::Slot) -> Cqe {

@@ -215,7 +215,6 @@ impl Core {
             }
         }
         peer.in_flight += taken as u32;
-        self.ops.clear();
         self.land_all();
         taken > 0
     }

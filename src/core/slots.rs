@@ -2,7 +2,6 @@
 
 use static_assertions::const_assert_eq;
 
-use crate::code::Stage;
 use crate::entry::EntryFlags;
 use crate::sqe::Sqe;
 use crate::transport::{Nanos, Token};
@@ -62,13 +61,6 @@ pub(crate) struct Slot {
 }
 
 const_assert_eq!(size_of::<Slot>(), 128);
-
-impl Slot {
-    /// Where the entry ended, once it has its result.
-    pub(crate) fn stage(&self) -> Stage {
-        Stage::from_bits(u32::from(self.flags & 7) << 16)
-    }
-}
 
 /// What a slot has of the chain that it is in, and of the entries with its `user_data`.
 #[derive(Clone, Copy, Debug)]

@@ -6,24 +6,31 @@
 //!
 //! * [`host`]: a thread says that something is done ([`Signaller::signal`]);
 //! * [`timeline()`]: a word that only grows, and [`Timeline::at`] a fence on each value;
+//! * an entry that was pushed with [`push_fenced`](crate::SubmissionQueue::push_fenced): its own end;
+//! * [`progress()`]: a timeline whose values are the ends of entries, in the order of their pushes;
 //! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream.
 //!
 //! A fence signals or fails once and stays so. If it fails, the entries that wait for it complete at the gate, at the
 //! first of their fences that failed, and are never issued:
 //!
-//! * after a host fence or a timeline with `-ECANCELED`, the cause as a negative errno in
-//!   [`Cqe::detail`](crate::Cqe::detail);
+//! * after a host fence, a timeline or an entry with `-ECANCELED`, the root cause as a negative errno in
+//!   [`Cqe::detail`](crate::Cqe::detail), which is kept from edge to edge;
 //! * after a CUDA event with `-EIO`, the driver's `CUresult` in `detail`.
 //!
 //! Fences may be cloned, sent, asked and dropped by any thread. Dropping one that entries wait for changes nothing: they
 //! keep it. What a thread did before it signalled is visible to the transport when it is called because of that signal.
 
+mod progress;
 mod registration;
 mod timeline;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
+use event_listener::{Listener, listener};
+
+pub use progress::{NotReservedError, Progress, progress};
 pub(crate) use registration::{Inbox, Node, NodeKey, recheck_barrier};
 pub(crate) use timeline::TimelineCell;
 pub use timeline::{BackwardsError, Timeline, TimelineSignaller, timeline};
@@ -53,8 +60,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A dependency failed with `root`, a positive errno.
+    /// A dependency failed with `root`, a positive errno. A number that is none is taken as `EIO`.
     pub(crate) fn dependency(root: i32) -> Failure {
+        let root = if (1..=4095).contains(&root) { root } else { errno::EIO };
         Failure { errno: errno::ECANCELED, detail: -root }
     }
 }
@@ -101,6 +109,8 @@ pub(crate) enum Kind {
     Told,
     /// A value of a timeline.
     Point { timeline: Arc<TimelineCell>, value: u64 },
+    /// A place in a timeline's window, for the entry that has reserved `value`. Never waited for: its timeline moves.
+    Place { timeline: Weak<TimelineCell>, value: AtomicU64 },
     /// The poller asks and settles.
     Polled(Box<dyn Polled>),
 }
@@ -123,7 +133,7 @@ impl FenceInner {
     pub(crate) fn timeline(&self) -> Option<&Arc<TimelineCell>> {
         match &self.kind {
             Kind::Point { timeline, .. } => Some(timeline),
-            Kind::Told | Kind::Polled(_) => None,
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => None,
         }
     }
 
@@ -131,7 +141,7 @@ impl FenceInner {
     pub(crate) fn status(&self) -> FenceStatus {
         match &self.kind {
             Kind::Point { timeline, value } => timeline.status_at(*value),
-            Kind::Told | Kind::Polled(_) => unpack(self.state.load(Ordering::Acquire)),
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => unpack(self.state.load(Ordering::Acquire)),
         }
     }
 
@@ -141,6 +151,21 @@ impl FenceInner {
         // Two pollers may ask a shared event at once: the first answer stands.
         if self.state.compare_exchange(PENDING, pack(status), Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.registrations.close();
+        }
+    }
+
+    /// The entry that feeds it has ended: with the positive errno `root`, or with success. Called once; never blocks.
+    pub(crate) fn tell(&self, root: Option<i32>) {
+        match &self.kind {
+            Kind::Place { timeline, value } => {
+                // If it is gone, nobody can wait for the value.
+                if let Some(timeline) = timeline.upgrade() {
+                    timeline.complete(self, value.load(Ordering::Relaxed), root);
+                }
+            }
+            _ => {
+                self.settle(root.map_or(FenceStatus::Signalled, |root| FenceStatus::Failed(Failure::dependency(root))))
+            }
         }
     }
 }
@@ -160,6 +185,38 @@ impl Fence {
     /// done, which it does only while an entry waits for it. To learn of one, push a [`Wait`](crate::opcode::Wait).
     pub fn status(&self) -> FenceStatus {
         self.0.status()
+    }
+
+    /// Blocks the thread until the fence has signalled or failed, for at most `limit`: what is known then. A CUDA event is
+    /// looked at only while an entry waits for it, so this alone does not learn of one.
+    ///
+    /// An entry's fence needs nobody to reap its ring, but the entry must have been submitted.
+    pub fn wait_timeout(&self, limit: Duration) -> FenceStatus {
+        let end = Instant::now().checked_add(limit);
+        let heard_of = match &self.0.kind {
+            Kind::Point { timeline, .. } => &timeline.registrations,
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => &self.0.registrations,
+        };
+        let mut status = self.status();
+        while status == FenceStatus::Pending {
+            // Listen before looking: whoever settles it after the look finds the listener.
+            listener!(heard_of.threads => listener);
+            recheck_barrier();
+            status = self.status();
+            if status != FenceStatus::Pending {
+                break;
+            }
+            match end {
+                None => listener.wait(),
+                Some(end) => {
+                    if listener.wait_deadline(end).is_none() {
+                        return self.status();
+                    }
+                }
+            }
+            status = self.status();
+        }
+        status
     }
 }
 
@@ -202,7 +259,6 @@ impl Signaller {
     /// cause: they complete with `-ECANCELED` and `-errno` in `detail`. A number outside 1..=4095 is taken as `EIO`. Never
     /// blocks.
     pub fn fail(mut self, errno: i32) {
-        let errno = if (1..=4095).contains(&errno) { errno } else { errno::EIO };
         self.settle(FenceStatus::Failed(Failure::dependency(errno)));
     }
 

@@ -6,6 +6,8 @@
 
 use std::ptr;
 
+use event_listener::Event;
+
 use crate::doorbell::Doorbell;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
@@ -51,7 +53,7 @@ fn closed() -> *mut Node {
     ptr::without_provenance_mut(1)
 }
 
-/// The nodes that want to hear of one fence or timeline.
+/// The nodes and threads that want to hear of one fence or timeline.
 #[derive(Debug)]
 pub(crate) struct Registrations {
     /// Owns one count of each node on it; [`closed`] once the fence is settled.
@@ -59,11 +61,13 @@ pub(crate) struct Registrations {
     /// The first core that registered and its key for it, so that the common case needs no map: core above, key + 1
     /// below, 0 for none.
     first: AtomicU64,
+    /// Threads in [`Fence::wait_timeout`](super::Fence::wait_timeout).
+    pub(super) threads: Event,
 }
 
 impl Registrations {
     pub(crate) fn new() -> Registrations {
-        Registrations { head: AtomicPtr::new(ptr::null_mut()), first: AtomicU64::new(0) }
+        Registrations { head: AtomicPtr::new(ptr::null_mut()), first: AtomicU64::new(0), threads: Event::new() }
     }
 
     /// Adds a node; false if the list is closed: the state is final and can be read.
@@ -109,6 +113,17 @@ impl Registrations {
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
             Inbox::fire(node);
         }
+        self.wake_threads();
+    }
+
+    /// The caller has stored the new state. A thread listens, has a barrier and looks at the state: with a barrier on both
+    /// sides either we find the listener or the thread finds the state.
+    fn wake_threads(&self) {
+        fence(Ordering::SeqCst);
+        // `notify` alone would allocate for an event that nobody has listened to yet.
+        if self.threads.total_listeners() > 0 {
+            self.threads.notify(usize::MAX);
+        }
     }
 
     /// Tells every core, and keeps the list: a timeline fires many times.
@@ -134,6 +149,7 @@ impl Registrations {
             // SAFETY: constant since the node was published.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
         }
+        self.wake_threads();
     }
 }
 

@@ -1,28 +1,52 @@
-//! Host timelines: a 64-bit word that only grows, and a fence on each of its values.
+//! Timelines: a 64-bit word that only grows, and a fence on each of its values.
 
 use std::sync::Arc;
 
-use super::{Failure, Fence, FenceStatus, Kind, pack, registration::Registrations, unpack};
+use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack, registration::Registrations, unpack};
 use crate::code::errno;
 use crate::sync::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct TimelineCell {
-    value: AtomicU64,
-    /// A packed failure, once no larger value will come.
-    failed: AtomicU64,
+    pub(super) value: AtomicU64,
+    /// The first value that failed, and with it every larger one; [`NEVER`] if none has. Stored before `value` reaches it.
+    pub(super) failed_from: AtomicU64,
+    /// Why, packed. Stored before `failed_from`.
+    pub(super) failed: AtomicU64,
     /// Cores that want to hear of every step.
     pub(crate) registrations: Registrations,
+    /// Where the ends of entries wait until all before them have ended: one place for each value that may be reserved
+    /// beyond `value`. Empty for a timeline that a thread moves.
+    pub(super) window: Box<[Arc<FenceInner>]>,
+    /// The last value that an entry has reserved.
+    pub(super) reserved: AtomicU64,
 }
 
+/// No value has failed.
+pub(super) const NEVER: u64 = u64::MAX;
+
 impl TimelineCell {
+    pub(super) fn new(value: u64, window: Box<[Arc<FenceInner>]>) -> TimelineCell {
+        TimelineCell {
+            value: AtomicU64::new(value),
+            failed_from: AtomicU64::new(NEVER),
+            failed: AtomicU64::new(pack(FenceStatus::Pending)),
+            registrations: Registrations::new(),
+            window,
+            reserved: AtomicU64::new(value),
+        }
+    }
+
     /// Whether `value` has been reached, will never be, or is still to come.
     #[inline]
     pub(crate) fn status_at(&self, value: u64) -> FenceStatus {
-        // The failure first: it is stored after the last value, so a value read after it is the last one, and a waiter
-        // for a value that was reached is never told that it failed.
-        let failed = self.failed.load(Ordering::Acquire);
-        if self.value.load(Ordering::Acquire) >= value { FenceStatus::Signalled } else { unpack(failed) }
+        // The word first: a failure is stored before the word reaches its value, so who sees the one sees the other.
+        let reached = self.value.load(Ordering::Acquire) >= value;
+        let failed_from = self.failed_from.load(Ordering::Acquire);
+        if failed_from <= value && failed_from != NEVER {
+            return unpack(self.failed.load(Ordering::Acquire));
+        }
+        if reached { FenceStatus::Signalled } else { FenceStatus::Pending }
     }
 
     pub(crate) fn value(&self) -> u64 {
@@ -44,11 +68,7 @@ impl TimelineCell {
 /// # Ok::<(), moonring::fence::BackwardsError>(())
 /// ```
 pub fn timeline(initial: u64) -> (TimelineSignaller, Timeline) {
-    let cell = Arc::new(TimelineCell {
-        value: AtomicU64::new(initial),
-        failed: AtomicU64::new(pack(FenceStatus::Pending)),
-        registrations: Registrations::new(),
-    });
+    let cell = Arc::new(TimelineCell::new(initial, Box::default()));
     (TimelineSignaller { cell: Arc::clone(&cell) }, Timeline { cell })
 }
 
@@ -99,15 +119,16 @@ impl TimelineSignaller {
     /// cause: they complete with `-ECANCELED` and `-errno` in `detail`. A number outside 1..=4095 is taken as `EIO`. Fences
     /// on values that were reached stay signalled.
     pub fn fail(self, errno: i32) {
-        let errno = if (1..=4095).contains(&errno) { errno } else { errno::EIO };
         self.end(errno);
     }
 
     fn end(&self, errno: i32) {
-        let failed = pack(FenceStatus::Failed(Failure::dependency(errno)));
-        let pending = pack(FenceStatus::Pending);
-        if self.cell.failed.compare_exchange(pending, failed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            self.cell.registrations.fire_all();
+        let cell = &self.cell;
+        // Nobody else ends it, or moves it.
+        if cell.failed_from.load(Ordering::Relaxed) == NEVER {
+            cell.failed.store(pack(FenceStatus::Failed(Failure::dependency(errno))), Ordering::Relaxed);
+            cell.failed_from.store(cell.value().saturating_add(1), Ordering::Release);
+            cell.registrations.fire_all();
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::SubmissionQueue;
 use super::control::Controller;
 use super::eventfd::EventFd;
+use super::message::Messages;
 use super::push::{OpenChain, Pusher, Submitter};
 use super::reap::{CompletionQueue, Completions, Reaper, WaitError};
 use crate::core::{Closing, Control};
@@ -73,6 +74,13 @@ pub struct Submission {
 impl Submission {
     pub(super) fn new(hold: Arc<Hold>, pusher: Pusher) -> Submission {
         Submission { hold, pusher, counted: false }
+    }
+
+    /// This ring as the target of messages, as [`Ring::messages`](crate::Ring::messages).
+    pub fn messages(&mut self) -> Messages {
+        self.pusher.share();
+        let controls = Arc::clone(&self.hold.poller().controls);
+        Messages::new(Arc::clone(&self.pusher.shared), controls, self.hold.ring)
     }
 
     /// Calls to the poller from any thread: cancelling, and waiting for quiet.

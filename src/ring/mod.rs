@@ -4,6 +4,7 @@ mod close;
 pub(crate) mod control;
 mod eventfd;
 mod halves;
+pub(crate) mod message;
 pub(crate) mod parts;
 mod push;
 mod reap;
@@ -18,6 +19,7 @@ pub use close::CloseReport;
 pub use control::{ControlError, Controller};
 pub use eventfd::EventFd;
 pub use halves::{Completion, Submission};
+pub use message::Messages;
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
 
@@ -25,6 +27,7 @@ use crate::core::{Control, MAX_SLOTS, Refused};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
+use crate::fence::{Fence, Progress};
 use crate::poller::Poller;
 use crate::spsc;
 use halves::Hold;
@@ -294,6 +297,12 @@ impl Ring {
         (self.submission, self.completion)
     }
 
+    /// This ring as the target of messages: completions that entries of other rings post here. From the first one on, the
+    /// owner's pushes take an atomic exchange each, for good.
+    pub fn messages(&mut self) -> Messages {
+        self.submission.messages()
+    }
+
     /// Calls to the poller from any thread: cancelling, and waiting for quiet.
     pub fn controller(&self) -> Controller {
         self.submission.controller()
@@ -320,6 +329,24 @@ impl SubmissionQueue<'_> {
     #[inline]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
+    }
+
+    /// Accepts an entry and gives a fence on its end, for entries of any ring and for threads to wait for: it signals when the
+    /// entry has succeeded and nothing touches its local range any more, and fails with the root cause when the entry has
+    /// failed, `MORE` or not. With one small allocation. `CQE_SKIP_SUCCESS` changes nothing.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose end moves a timeline, and returns the value that it has reserved there. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), and [`Refusal::WindowFull`].
+    pub fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.pusher.push_signalling(entry, progress)
     }
 
     /// Accepts all of the entries, or gives all of them back: for a chain, which is submitted whole. Never blocks. They may

@@ -8,7 +8,7 @@ use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::engine::Segment;
 use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
-use crate::fence::Fence;
+use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::Sqe;
 use crate::sync::Ordering;
@@ -76,6 +76,23 @@ pub enum Refusal {
         size: u64,
         /// The local range's bytes.
         len: u64,
+    },
+    /// As many entries and messages are outstanding at the target of a message as it has capacity for.
+    #[error(
+        "the ring that the message is for is full: it has {capacity} outstanding; push again when it has reaped some"
+    )]
+    TargetFull {
+        /// The target's capacity.
+        capacity: u32,
+    },
+    /// The target of a message is closed, or its poller died.
+    #[error("the ring that the message is for is closed, or its poller died")]
+    TargetClosed,
+    /// The timeline that the entry was to move has as many values reserved beyond its completed prefix as its window holds.
+    #[error("{window} values are reserved and not in the completed prefix; wait for some, or make a larger window")]
+    WindowFull {
+        /// The window.
+        window: u32,
     },
     /// Too long for one entry.
     #[error("the entry moves {0} bytes, an entry moves less than 2 GiB; split it")]
@@ -209,6 +226,48 @@ impl Pusher {
         }
     }
 
+    /// Accepts the entry, which feeds a fence of its own.
+    pub(super) fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.push_feeding(entry, || {
+            let fence = Fence::new(Kind::Told);
+            Ok((Arc::clone(&fence.0), fence))
+        })
+    }
+
+    /// Accepts the entry, which moves a timeline, and returns its value there.
+    pub(super) fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.push_feeding(entry, || match progress.cell.reserve() {
+            Some((value, place)) => Ok((place, value)),
+            None => Err(Refusal::WindowFull { window: progress.window() }),
+        })
+    }
+
+    /// `signal` gives what the entry feeds, once nothing else is in the way.
+    fn push_feeding<T>(
+        &mut self,
+        mut entry: Entry,
+        signal: impl FnOnce() -> Result<(Arc<FenceInner>, T), Refusal>,
+    ) -> Result<T, PushError> {
+        let mut sqe = match self.lower(&entry) {
+            Ok(sqe) => sqe,
+            Err(reason) => return Err(PushError { entry, reason }),
+        };
+        match signal() {
+            Ok((signal, answer)) => {
+                sqe.signal = Arc::into_raw(signal);
+                self.write(sqe, entry.fence.take());
+                Ok(answer)
+            }
+            Err(reason) => {
+                let open = self.open;
+                self.write(sqe, None);
+                self.unpush();
+                self.open = open;
+                Err(PushError { entry, reason })
+            }
+        }
+    }
+
     /// Accepts all of the entries, or none.
     pub(super) fn push_chain(&mut self, entries: Vec<Entry>) -> Result<(), PushChainError> {
         let open = self.open;
@@ -242,11 +301,16 @@ impl Pusher {
             self.give_share_back(&sqe);
             sqe.end_use(Some(&self.shared.lists));
             sqe.discard();
-            match &mut self.units {
-                Units::Own { accepted, .. } => *accepted -= 1,
-                Units::Shared => {
-                    self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
-                }
+            self.untake_unit();
+        }
+    }
+
+    /// Gives back a unit that no core has seen.
+    fn untake_unit(&mut self) {
+        match &mut self.units {
+            Units::Own { accepted, .. } => *accepted -= 1,
+            Units::Shared => {
+                self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }
@@ -263,7 +327,12 @@ impl Pusher {
         let &Entry { op, flags, op_flags, len, user_data, .. } = entry;
         let mut sqe = Sqe { op, flags, op_flags, len, user_data, ..Sqe::EMPTY };
         match &entry.payload {
-            &Payload::Other(Other::Values { local, remote }) => (sqe.local, sqe.remote) = (local, remote),
+            &Payload::Other(Other::Values { local, remote, ref target }) => {
+                if target.as_ref().is_some_and(|target| !target.mailbox().is_open()) {
+                    return Err(Refusal::TargetClosed);
+                }
+                (sqe.local, sqe.remote) = (local, remote);
+            }
             Payload::Transfer(transfer) => {
                 self.check(transfer)?;
                 sqe.local = transfer.local.address;
@@ -308,6 +377,15 @@ impl Pusher {
             refused.end_use(Some(&self.shared.lists));
             self.give_side_back(sqe.side);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
+        }
+        if let Payload::Other(Other::Values { target: Some(target), .. }) = &entry.payload {
+            let target = target.mailbox();
+            if !target.take_unit() {
+                self.give_side_back(sqe.side);
+                self.untake_unit();
+                return Err(Refusal::TargetFull { capacity: target.capacity() });
+            }
+            sqe.set_mailbox(Arc::clone(target));
         }
         Ok(sqe)
     }
@@ -508,6 +586,24 @@ impl Submitter {
     /// Takes the link off the last entry that was pushed, so that what was pushed can be submitted.
     pub fn end_chain(&mut self) {
         self.pusher.close_chain();
+    }
+
+    /// Accepts an entry and gives a fence on its end, as [`SubmissionQueue::push_fenced`](super::SubmissionQueue::push_fenced).
+    /// If the ring was closed before the entry was submitted, the fence fails when the submitter is dropped.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
+        self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose end moves a timeline, as
+    /// [`SubmissionQueue::push_signalling`](super::SubmissionQueue::push_signalling).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), and [`Refusal::WindowFull`].
+    pub fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
+        self.pusher.push_signalling(entry, progress)
     }
 
     /// Accepts all of the entries, or gives all of them back. Never blocks. See [`push`](Self::push).

@@ -1,0 +1,78 @@
+//! Messages: completions that entries of other rings post on this one.
+
+use std::sync::Arc;
+
+use super::shared::{Life, Shared};
+use crate::core::{Control, Controls};
+use crate::sync::Ordering;
+
+/// Where messages to a ring go. Only the ring's core posts, so they arrive with what else other threads ask of it.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    /// Before `shared`, which the other ends of lanes on their way in there need.
+    controls: Arc<Controls>,
+    shared: Arc<Shared>,
+    ring: u32,
+}
+
+impl Mailbox {
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared.life() == Life::Open
+    }
+
+    pub(super) fn take_unit(&self) -> bool {
+        self.shared.take_unit()
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.shared.capacity as u32
+    }
+
+    /// Posts a completion there, with the unit that was taken for it.
+    pub(crate) fn send(&self, user_data: u64, res: i32) {
+        self.controls.send(Control::Message { ring: self.ring, user_data, res });
+    }
+
+    /// The unit that was taken is not used.
+    pub(crate) fn give_back(&self) {
+        self.controls.send(Control::NoMessage { ring: self.ring });
+    }
+}
+
+/// A ring as the target of [`MsgRing`](crate::opcode::MsgRing) entries, of the same or other rings. Clone it freely. An owner
+/// that waits takes it as somebody who may still send.
+#[derive(Debug)]
+pub struct Messages {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Messages {
+    pub(super) fn new(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32) -> Messages {
+        Messages::to(Arc::new(Mailbox { controls, shared, ring }))
+    }
+
+    fn to(mailbox: Arc<Mailbox>) -> Messages {
+        mailbox.shared.submitters.fetch_add(1, Ordering::Relaxed);
+        Messages { mailbox }
+    }
+
+    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+}
+
+impl Clone for Messages {
+    fn clone(&self) -> Messages {
+        Messages::to(Arc::clone(&self.mailbox))
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        let shared = &self.mailbox.shared;
+        if shared.submitters.fetch_sub(1, Ordering::Release) == 1 {
+            // A reaper that counted on us looks again.
+            shared.reaper.ring_always();
+        }
+    }
+}
