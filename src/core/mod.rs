@@ -536,11 +536,6 @@ impl Core {
 
     /// The same, and what follows is the caller's.
     fn end(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
-        let Sqe { fence, side, .. } = self.slots[slot].sqe;
-        if !fence.is_null() || side != Sqe::NO_SIDE {
-            // A member of a chain that never came to the gate.
-            self.leave_gate(slot);
-        }
         let entry = &mut self.slots[slot];
         entry.res = res;
         entry.flags = (stage.bits() >> 16) as u16;

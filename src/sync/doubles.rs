@@ -87,7 +87,13 @@ impl<T> Queue<T> {
     }
 
     fn is_empty(&self) -> bool {
-        self.pushed.load(Ordering::Relaxed) == self.popped.load(Ordering::Relaxed)
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        // `popped` first: read last, it could count what `pushed` did not.
+        let popped = self.popped.load(Ordering::Relaxed);
+        self.pushed.load(Ordering::Relaxed).wrapping_sub(popped) as usize
     }
 }
 
@@ -109,6 +115,10 @@ impl<T> ArrayQueue<T> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 
