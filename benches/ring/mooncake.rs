@@ -11,11 +11,11 @@ use mooncake_sys::{
 };
 use moonring::{Region, Registered, Ring, Segment, mooncake, opcode};
 
-use crate::median;
-
 const BYTES: usize = 4096;
-const EACH: usize = 500;
-const ROUNDS: usize = 15;
+/// Short blocks, many of them: where the kernel puts the engine's threads decides more than anything here, and changes
+/// every few milliseconds.
+const EACH: usize = 50;
+const ROUNDS: usize = 150;
 
 /// Direct calls on the engine that the ring adopts: the same connections, thread and memory.
 struct Direct {
@@ -76,15 +76,13 @@ fn ring_write(ring: &mut Ring, ours: &Registered, peer: &Segment, remote: u64) {
     assert_eq!(ring.completion().next().unwrap().result(), Ok(BYTES as u32));
 }
 
-/// The median time of one operation, in microseconds.
-fn time(mut operation: impl FnMut()) -> f64 {
-    let mut times = Vec::with_capacity(EACH);
+/// The times of a block of operations, in microseconds.
+fn time(times: &mut Vec<f64>, mut operation: impl FnMut()) {
     for _ in 0..EACH {
         let start = Instant::now();
         operation();
         times.push(start.elapsed().as_nanos() as f64 / 1e3);
     }
-    median(times)
 }
 
 pub fn added_latency() {
@@ -106,25 +104,33 @@ pub fn added_latency() {
     };
     let peer = engine.open_segment(other.name(), Duration::from_secs(5)).unwrap();
     let mut ring = Ring::builder().build(256, &engine).unwrap();
-    let (mut added, mut yielding, mut spinning, mut through) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut yielding, mut spinning, mut through) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let yields = time(|| direct.write(yield_now));
-        let spins = time(|| direct.write(std::hint::spin_loop));
-        let rings = time(|| ring_write(&mut ring, &ours, &peer, theirs.address()));
-        // The first round warms everything up.
-        if round > 0 {
-            added.push(rings - yields.min(spins));
-            yielding.push(yields);
-            spinning.push(spins);
-            through.push(rings);
+        if round == 1 {
+            // The first round warmed everything up.
+            for times in [&mut yielding, &mut spinning, &mut through] {
+                times.clear();
+            }
         }
+        time(&mut yielding, || direct.write(yield_now));
+        time(&mut spinning, || direct.write(std::hint::spin_loop));
+        time(&mut through, || ring_write(&mut ring, &ours, &peer, theirs.address()));
     }
+    let [yielding, spinning, through] = [yielding, spinning, through].map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        [times[times.len() / 10], times[times.len() / 2]]
+    });
+    let added = |at: usize| through[at] - yielding[at].min(spinning[at]);
     println!(
-        "one 4 KiB WRITE on Mooncake over TCP: direct {:.1} us yielding, {:.1} us spinning, through the ring {:.1} us, \
-         added to the better {:.2} us",
-        median(yielding),
-        median(spinning),
-        median(through),
-        median(added)
+        "one 4 KiB WRITE on Mooncake over TCP, medians: direct {:.1} us yielding, {:.1} us spinning, through the ring {:.1} us, \
+         added to the better {:.2} us; 10th percentiles: {:.1}, {:.1}, {:.1}, added {:.2} us",
+        yielding[1],
+        spinning[1],
+        through[1],
+        added(1),
+        yielding[0],
+        spinning[0],
+        through[0],
+        added(0)
     );
 }
