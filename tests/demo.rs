@@ -9,9 +9,19 @@ use serde_json::Value;
 
 /// Starts the demo. `cargo test` builds it, `cargo test --test demo` does not.
 fn start(args: &[&str]) -> Child {
+    start_with(args, &[])
+}
+
+/// The same with environment variables.
+fn start_with(args: &[&str], variables: &[(&str, &std::path::Path)]) -> Child {
     let test = env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples/ring_demo");
-    let child = Command::new(&program).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = Command::new(&program)
+        .args(args)
+        .envs(variables.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     child.unwrap_or_else(|error| panic!("{}: {error}; run `cargo build --example ring_demo`", program.display()))
 }
 
@@ -171,4 +181,25 @@ fn impossible_sizes_are_named() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("524288 pages of 1073741824 bytes"), "{stderr}");
+}
+
+/// With a CUDA stream in place of the thread, on the fake driver: found under the driver's name, as the loader does.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_copies_run_on_a_cuda_stream_where_there_is_one() {
+    let folder = env::temp_dir().join(format!("moonring-demo-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libcuda.so");
+    fs::copy(fake_cuda::path(), &library).unwrap();
+    let args = ["--json", "--transport", "loopback", "--steps", "30", "--pages-per-step", "4", "--page-size", "16384"];
+    let output = start_with(&[&args[..], &["--stream", "cuda"]].concat(), &[("LD_LIBRARY_PATH", &folder)]);
+    let output = output.wait_with_output().unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("a CUDA stream"), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let results: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&results["verified"], &results["corrupted_with_fences"]), (&Value::from(120), &Value::from(0)));
+    assert!(results["corrupted_without_fences"].as_u64().is_some_and(|pages| pages > 0));
 }

@@ -36,6 +36,10 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = count(64))]
     pub depth: usize,
 
+    /// What runs the copies
+    #[arg(long, value_enum, default_value_t = Compute::Auto)]
+    pub stream: Compute,
+
     /// Print the results as one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -43,6 +47,17 @@ pub struct Args {
     /// Be the prefill side of the demo that started this process
     #[arg(long, hide = true)]
     pub prefill: bool,
+}
+
+/// What runs the copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compute {
+    /// A CUDA stream where there is a driver, otherwise a thread
+    Auto,
+    /// A thread with a queue of its own
+    Thread,
+    /// A CUDA stream on device 0
+    Cuda,
 }
 
 /// What moves the bytes.

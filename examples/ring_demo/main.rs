@@ -95,9 +95,11 @@ impl Decode<'_> {
         }
         // Each step has its loads outstanding, and one Wait.
         let entries = args.depth * (args.pages_per_step + 1);
+        let stream = Stream::start(args.stream, pool.clone())?;
+        eprintln!("the copies run on {}", stream.name());
         Ok(Decode {
             args,
-            stream: Stream::start(pool.clone())?,
+            stream,
             ring: Ring::builder().build(entries as u32, engine)?,
             peer: engine.open_segment(&prefill.info.segment, LIMIT)?,
             remote: prefill.info.clone(),
@@ -142,11 +144,11 @@ impl Decode<'_> {
         let count = self.args.pages_per_step;
         self.groups[group] = Group { step, left: count + 1, pushed: Vec::with_capacity(count) };
 
-        self.stream.kernel(kernel_time(count * size));
+        self.stream.kernel(kernel_time(count * size))?;
         for index in 0..count {
-            self.stream.copy(index * size, self.offset(group, index), size);
+            self.stream.copy(index * size, self.offset(group, index), size)?;
         }
-        let fence = self.stream.fence();
+        let fence = self.stream.fence()?;
 
         for index in 0..count {
             let page = self.offset(group, index);
