@@ -601,9 +601,15 @@ fn ends_of_neighbours() {
         let progress = fence::progress(2);
         let [first, second] = [(); 2].map(|()| progress.cell.reserve().unwrap().1);
         let [before, at] = [1, 2].map(|value| progress.at(value).unwrap());
-        let threads = [thread::spawn(move || first.tell(None)), thread::spawn(move || second.tell(Some(7)))];
-        assert_ne!(at.status(), FenceStatus::Signalled);
-        for thread in threads {
+        let other = thread::spawn(move || first.tell(None));
+        // A thread of its own, which comes after the main one at first: loom keeps one load of an atomic, and forgets that of
+        // a reader who came before once the one who ends the entry has loaded it, too.
+        let reader = {
+            let at = at.clone();
+            thread::spawn(move || assert_ne!(at.status(), FenceStatus::Signalled))
+        };
+        second.tell(Some(7));
+        for thread in [other, reader] {
             thread.join().unwrap();
         }
         assert_eq!(progress.value(), 2);
