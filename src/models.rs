@@ -478,7 +478,7 @@ fn overflow_and_release() {
         let mut seen = Vec::new();
         for n in 0..3 {
             ring.submission().push(opcode::Nop::new().build().user_data(n)).unwrap();
-            ring.submit();
+            ring.submit().unwrap();
             if n < 2 {
                 // The unit of the one before is back when its completion is there. The third finds the CQ full.
                 assert_eq!(ring.wait(n as usize + 1), Ok(n as usize + 1));
@@ -531,7 +531,7 @@ fn two_producers_share_one_place() {
         let mut submitter = ring.submitter();
         let other = thread::spawn(move || submitter.push(opcode::Nop::new().build().user_data(5)).is_ok());
         let mine = ring.submission().push(opcode::Nop::new().build().user_data(6)).is_ok();
-        ring.submit();
+        ring.submit().unwrap();
         let theirs = other.join().unwrap();
         assert!(mine || theirs);
         let mut sum = 0;
@@ -568,7 +568,7 @@ fn signal_and_gate() {
         let (mut ring, poller) = ring(1);
         let (signaller, fence) = fence::host();
         ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         signaller.signal();
         assert_eq!(ring.wait(1), Ok(1));
         assert_eq!(ring.completion().next().unwrap().result(), Ok(0));
@@ -584,7 +584,7 @@ fn timeline_and_gate() {
         let (mut signaller, timeline) = fence::timeline(0);
         let fence = timeline.at(2);
         ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
-        ring.submit();
+        ring.submit().unwrap();
         signaller.signal(1).unwrap();
         signaller.signal(2).unwrap();
         assert_eq!(ring.wait(1), Ok(1));
