@@ -823,6 +823,8 @@ impl Core {
                     State::Waiting if entry.quiet => continue,
                     State::Waiting => false,
                 };
+                // One that never came to the gate has its fence still.
+                drop(entry.sqe.take_fence());
                 if stopped {
                     let ring = self.rings[index as usize].as_ref().expect("looked at above");
                     ring.end_use(&mut entry.sqe);
