@@ -6,7 +6,7 @@ use std::time::Duration;
 use bitflags::bitflags;
 use static_assertions::const_assert_eq;
 
-use crate::code::Stage;
+use crate::code::{Stage, errno};
 use crate::spsc::Leftover;
 use crate::transport::Nanos;
 
@@ -86,6 +86,14 @@ impl Cqe {
         Stage::from_bits(self.flags)
     }
 
+    /// How the entry ended, as [`Stats`](crate::Stats) counts it; `None` with `MORE`, because another completion follows. A
+    /// `NOTIF` is [`Outcome::Failed`], or [`Outcome::Cancelled`]: its entry's result came with `MORE`.
+    #[inline]
+    pub fn outcome(&self) -> Option<Outcome> {
+        let flags = self.flags();
+        (!flags.contains(CqeFlags::MORE)).then(|| Outcome::of(self.stage(), self.res, flags.contains(CqeFlags::NOTIF)))
+    }
+
     /// More about a failure. At the gate the errno, as a negative number, of the host fence, timeline or member of its chain
     /// that failed, the driver's `CUresult` after a failed CUDA event. At issue and transfer the transport's own number:
     /// Mooncake's code or task status. 0 if there is no more to say; what it is after a success has no meaning.
@@ -123,6 +131,29 @@ impl fmt::Debug for Cqe {
 
 impl Leftover for Cqe {
     fn discard(self) {}
+}
+
+/// How an entry ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It did its work: it ended at [`Stage::Done`]. `-ETIME` of a Timeout that ran out is such an end.
+    Ok,
+    /// Something went wrong, here or in what it depended on.
+    Failed,
+    /// Somebody cancelled it: `-ECANCELED` at [`Stage::Cancel`].
+    Cancelled,
+}
+
+impl Outcome {
+    /// By an entry's last completion.
+    #[inline]
+    pub(crate) fn of(stage: Stage, res: i32, notif: bool) -> Outcome {
+        match stage {
+            Stage::Done if !notif => Outcome::Ok,
+            Stage::Cancel if notif || res == -errno::ECANCELED => Outcome::Cancelled,
+            _ => Outcome::Failed,
+        }
+    }
 }
 
 /// An entry failed.

@@ -167,6 +167,7 @@
 //! | --- | --- |
 //! | push, [`Ring::submit`], reaping what is ready, signalling a fence, [`Fence::status`] | never |
 //! | [`Controller::cancel`] | for a turn or two of the poller |
+//! | [`Controller::stats`], [`Ring::stats`] | for a turn or two of the poller, at most 1 s |
 //! | [`Controller::quiesce`] | until what it selects is quiet, at most its limit |
 //! | [`Fence::wait_timeout`] | until the fence is final, at most its limit |
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
@@ -262,14 +263,15 @@ pub mod transport;
 mod transport;
 
 pub use code::Stage;
-pub use cqe::{Cqe, CqeFlags, EntryError};
+pub use cqe::{Cqe, CqeFlags, EntryError, Outcome};
 pub use engine::{Engine, OpenError, RegisterError, Remote, Segment};
 pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, EventFd, Messages,
-    OpenChain, PushChainError, PushError, Refusal, Ring, Submission, SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, Counts, EventFd,
+    Messages, OpenChain, PeerStats, PushChainError, PushError, Refusal, Ring, StageCounts, Stats, Submission,
+    SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -15,6 +15,7 @@ mod parts;
 mod peers;
 mod ring;
 mod slots;
+mod stats;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod timers;
@@ -34,6 +35,7 @@ use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
 use crate::ring::shared::{MAX_FENCES, Shared};
+use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::{self, SegQueue};
@@ -70,6 +72,8 @@ pub(crate) enum Control {
     Cancel { ring: u32, op_flags: u16, key: u64, reply: Arc<Reply<usize>> },
     /// Answers once what was published before, and is selected, is quiet.
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
+    /// Shows what the ring has counted.
+    Stats { ring: u32, reply: Arc<Reply<Stats>> },
     /// An entry of any ring posts a completion on this one.
     Message { ring: u32, user_data: u64, res: i32 },
     /// It was not sent; the unit that was taken for it is free.
@@ -301,6 +305,12 @@ impl Core {
                         let since = self.now;
                         self.ring(place).quiescing.push(Quiescing { select, since, reply });
                         self.answer_quiet(place);
+                    }
+                }
+                // Of one that is closed its shared part has the last counts.
+                Control::Stats { ring, reply } => {
+                    if let Some(place) = self.place_of(ring) {
+                        reply.give(self.stats_of(place));
                     }
                 }
                 Control::Message { ring, user_data, res } => {
@@ -550,7 +560,7 @@ impl Core {
             self.leave_gate(slot);
         }
         if !quiet {
-            self.ring(ring).share(target).add_overdue();
+            self.ring(ring).add_overdue(target);
         }
         self.timers.remove(slot);
         self.unpark(slot);
@@ -588,7 +598,7 @@ impl Core {
             ring.end_use(&mut self.slots[slot].sqe);
         }
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
-            ring.give_back(&self.slots[slot].sqe);
+            ring.give_back(&self.slots[slot], true);
             self.slots.release(slot);
             return;
         }
@@ -606,7 +616,7 @@ impl Core {
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
         let cqe = cqe_of(entry);
         if entry.quiet {
-            ring.give_back(&entry.sqe);
+            ring.give_back(entry, false);
             ring.post(cqe);
             self.slots.release(slot);
         } else {
@@ -683,7 +693,7 @@ impl Core {
         if state == State::Overdue {
             (entry.notif, entry.res, entry.detail) = (true, 0, detail);
         }
-        self.ring(ring).share(target).remove_overdue();
+        self.ring(ring).remove_overdue(target);
         let held = std::mem::replace(&mut self.slots.member(slot).next, NONE);
         if held != NONE {
             self.steps.push_back(Step::Start(held));
@@ -798,6 +808,7 @@ impl Core {
             }
             self.post_now(slot);
         }
+        self.ring(index).tally.nothing_is_overdue();
         true
     }
 
@@ -808,6 +819,7 @@ impl Core {
         for index in 0..self.rings.len() as u32 {
             let Some(ring) = self.ring_mut(index) else { continue };
             ring.die();
+            ring.tally.nothing_is_overdue();
             let own = self.slots_of(index);
             let mut unquiet = false;
             for slot in own {
@@ -856,17 +868,22 @@ impl Core {
         }
     }
 
+    /// Ends what a dead core's ring is still given.
+    fn end_late(&mut self, index: u32) {
+        while let Some(ring) = self.ring_mut(index)
+            && let Some(sqe) = ring.next_entry()
+        {
+            let slot = self.slots.take(index, Sqe { flags: EntryFlags::empty(), ..sqe }, self.now);
+            self.slots[slot].state = State::Held;
+            self.cut_short(slot, errno::EOWNERDEAD, Stage::Shutdown);
+        }
+    }
+
     fn turn_dead(&mut self) -> Hint {
         // Nobody waits at the gate any more; left there, they would keep the poller awake.
         self.inbox.take_fired(drop);
         for index in 0..self.rings.len() as u32 {
-            while let Some(ring) = self.ring_mut(index)
-                && let Some(sqe) = ring.next_entry()
-            {
-                let slot = self.slots.take(index, Sqe { flags: EntryFlags::empty(), ..sqe }, self.now);
-                self.slots[slot].state = State::Held;
-                self.cut_short(slot, errno::EOWNERDEAD, Stage::Shutdown);
-            }
+            self.end_late(index);
             self.post_waiting(index);
             if let Some(ring) = self.ring_mut(index) {
                 ring.wake_reaper();

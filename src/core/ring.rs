@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use super::cancel::Quiescing;
 use super::chain::Deferred;
 use super::index::Index;
-use super::slots::{List, Slots};
+use super::slots::{List, Slot, Slots};
+use super::stats::Tally;
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
 use crate::ring::share::{Share, Shares};
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
+use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
 use crate::sync::{Condvar, Mutex, Ordering, fence};
@@ -56,6 +58,7 @@ pub(super) struct RingState {
     waiting: List,
     /// Units of capacity given back, ever.
     freed: u64,
+    pub(super) tally: Tally,
     /// Which of the core's drivers.
     pub(super) driver: usize,
     /// Its side blocks' edges; there may be more than it needs.
@@ -177,6 +180,7 @@ impl RingState {
             quiescing: Vec::new(),
             waiting: List::new(),
             freed: 0,
+            tally: Tally::default(),
             driver,
             side_edges,
             peers: Vec::new(),
@@ -265,6 +269,7 @@ impl RingState {
             self.give_back_unit();
             self.post(Cqe::new(user_data, 0, Stage::Done.bits(), 0, 0, 0));
         }
+        self.tally.pass_nops(passed);
         passed
     }
 
@@ -292,7 +297,9 @@ impl RingState {
     #[inline]
     pub(super) fn next_of_owner(&mut self) -> Option<Sqe> {
         self.from_lane = false;
-        self.sq.next()
+        let sqe = self.sq.next()?;
+        self.tally.take(&sqe);
+        Some(sqe)
     }
 
     pub(super) fn next_of_lanes(&mut self) -> Option<Sqe> {
@@ -312,6 +319,7 @@ impl RingState {
             return None;
         };
         let sqe = lane.entries.next().expect("a word is pushed after the entries that it counts");
+        self.tally.take(&sqe);
         let left = word.count - 1;
         self.current = (left > 0).then_some(LaneWord { count: left, ..word });
         if left == 0 {
@@ -346,13 +354,30 @@ impl RingState {
         self.freed += 1;
     }
 
-    /// An entry has ended for good. Called as [`give_back_unit`](Self::give_back_unit).
+    /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).
     #[inline]
-    pub(super) fn give_back(&mut self, sqe: &Sqe) {
-        if let Some(target) = sqe.segment() {
+    pub(super) fn give_back(&mut self, entry: &Slot, silent: bool) {
+        if let Some(target) = entry.sqe.segment() {
             self.share(target).give_back();
         }
+        self.tally.end(entry, silent);
         self.give_back_unit();
+    }
+
+    /// An entry has its result, and the transport still has it.
+    pub(super) fn add_overdue(&mut self, target: u32) {
+        self.share(target).add_overdue();
+        self.tally.add_overdue(target);
+    }
+
+    /// The transport has let go of such an entry.
+    pub(super) fn remove_overdue(&mut self, target: u32) {
+        self.share(target).remove_overdue();
+        self.tally.remove_overdue(target);
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.tally.show(self.capacity(), self.engine())
     }
 
     #[inline]
@@ -471,6 +496,8 @@ impl RingState {
     /// The core forgets the ring.
     pub(super) fn finish(mut self) {
         self.publish();
+        let first = self.shared.last_stats.set(self.stats());
+        debug_assert!(first.is_ok(), "a ring is finished once");
         if let Some((closing, _)) = self.closing.take() {
             drop(self);
             closing.finish();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Ring;
 use super::halves::Completion;
+use super::stats::Stats;
 use crate::code::Stage;
 use crate::core::Closing;
 use crate::cqe::{Cqe, CqeFlags};
@@ -24,6 +25,9 @@ pub struct CloseReport {
     pub unquiet: usize,
     /// False if the poller did not come to an end in time: entries are missing then.
     pub finished: bool,
+    /// The ring's last counts, of its whole life, what ended while closing included; `None` if it did not finish. What a
+    /// [`Controller`](crate::Controller) of the ring answers from now on.
+    pub stats: Option<Stats>,
 }
 
 impl Ring {
@@ -51,7 +55,9 @@ impl Ring {
         let finished = Arc::get_mut(&mut hold).is_some_and(|hold| hold.close(&closing, limit));
         let mut completions: Vec<Cqe> = reaper.queue().collect();
         let late = closing.take_kept();
-        let mut report = CloseReport { completions: Vec::new(), unissued: 0, completed: 0, unquiet: 0, finished };
+        let stats = reaper.last_stats();
+        let mut report =
+            CloseReport { completions: Vec::new(), unissued: 0, completed: 0, unquiet: 0, finished, stats };
         for cqe in &late {
             let flags = cqe.flags();
             match cqe.stage() {

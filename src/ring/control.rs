@@ -4,11 +4,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::shared::{Life, Shared};
+use super::stats::Stats;
 use crate::core::{Control, Controls};
 use crate::opcode::{Cancel, Select};
 
 /// How often a caller looks whether the poller that is to answer still lives.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long the counts are waited for.
+const STATS_LIMIT: Duration = Duration::from_secs(1);
 
 /// An answer that the poller owes a caller.
 #[derive(Debug)]
@@ -84,6 +87,23 @@ impl Controller {
         }
     }
 
+    /// The ring's counts, see [`Stats`]. Blocks for a turn or two of the poller, at most 1 s. Of a ring whose poller died these
+    /// are the counts with everything that was ended because of that; of a ring that is closed the last ones, for ever.
+    ///
+    /// # Errors
+    /// [`ControlError::NoAnswer`] if the poller does not answer within 1 s: something holds it up, such as a driver's call.
+    pub fn stats(&self) -> Result<Stats, ControlError> {
+        let last = || self.shared.last_stats.get().cloned();
+        if let Some(stats) = last() {
+            return Ok(stats);
+        }
+        let reply = Reply::new();
+        self.controls.send(Control::Stats { ring: self.ring, reply: Arc::clone(&reply) });
+        let end = Instant::now().checked_add(STATS_LIMIT);
+        let answer = reply.wait(end, || self.shared.last_stats.get().is_some());
+        answer.or_else(last).ok_or(ControlError::NoAnswer(STATS_LIMIT))
+    }
+
     fn is_gone(&self) -> bool {
         self.shared.life() != Life::Open
     }
@@ -96,6 +116,11 @@ pub enum ControlError {
     /// The limit passed.
     #[error("not quiet within {0:?}: the transport still has some of it")]
     Limit(Duration),
+    /// The poller is there and did not answer in time.
+    #[error(
+        "the ring's poller did not answer within {0:?}: a call of its transport's driver, or of a fence, holds it up"
+    )]
+    NoAnswer(Duration),
     /// There is nobody to ask.
     #[error("the ring is closed, or its poller died")]
     Gone,

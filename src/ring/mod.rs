@@ -10,6 +10,7 @@ mod push;
 mod reap;
 pub(crate) mod share;
 pub(crate) mod shared;
+pub(crate) mod stats;
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -22,6 +23,7 @@ pub use halves::{Completion, Submission};
 pub use message::Messages;
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
 pub use reap::{CompletionQueue, Completions, WaitError};
+pub use stats::{Counts, PeerStats, StageCounts, Stats};
 
 use crate::core::{Control, MAX_SLOTS, Refused};
 use crate::cqe::Cqe;
@@ -306,6 +308,14 @@ impl Ring {
     /// Calls to the poller from any thread: cancelling, and waiting for quiet.
     pub fn controller(&self) -> Controller {
         self.submission.controller()
+    }
+
+    /// What the ring has counted, as [`Controller::stats`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stats(&self) -> Result<Stats, ControlError> {
+        self.controller().stats()
     }
 
     /// The engine it was built on.

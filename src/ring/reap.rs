@@ -13,6 +13,7 @@ use futures_core::Stream;
 use super::eventfd::EventFd;
 use super::push::OpenChain;
 use super::shared::{Life, Shared};
+use super::stats::Stats;
 use crate::cqe::Cqe;
 use crate::spsc::Consumer;
 use crate::sync::{Ordering, fence};
@@ -100,6 +101,11 @@ impl Reaper {
         fence(Ordering::SeqCst);
         eventfd.signal_if(|| self.cq.ready() > 0);
         Ok(eventfd.clone())
+    }
+
+    /// The counts that the core has left, if the ring is closed.
+    pub(super) fn last_stats(&self) -> Option<Stats> {
+        self.shared.last_stats.get().cloned()
     }
 
     fn look(&self, count: usize, held_back: usize) -> Look {

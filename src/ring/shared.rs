@@ -12,6 +12,7 @@ use crossbeam_utils::CachePadded;
 use super::eventfd::EventFd;
 use super::parts::PartLists;
 use super::share::Share;
+use super::stats::Stats;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
     pub(crate) published: ArrayQueue<LaneWord>,
+    /// The counts that the core leaves when it forgets the ring.
+    pub(crate) last_stats: OnceLock<Stats>,
     /// Numbers of lanes that can be used again.
     pub(crate) free_lanes: Mutex<Vec<u32>>,
     /// The first lane number never used.
@@ -93,6 +96,7 @@ impl Shared {
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
             published: ArrayQueue::new(capacity as usize),
+            last_stats: OnceLock::new(),
             free_lanes: Mutex::default(),
             lanes: AtomicU32::new(0),
         }

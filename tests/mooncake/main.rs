@@ -7,6 +7,7 @@ mod peer;
 mod restart;
 mod results;
 mod sick;
+mod stats;
 mod vectored;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,130 @@
+//! The core counts what it takes and what ends. It alone writes the counts, and shows them between two entries.
+
+use super::Core;
+use super::slots::Slot;
+use crate::Engine;
+use crate::code::Stage;
+use crate::cqe::Outcome;
+use crate::ring::stats::{Counts, PeerStats, Stats};
+use crate::sqe::{Opcode, Sqe};
+
+/// One ring's counts.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    total: Counts,
+    /// By the transport's number for the segment.
+    peers: Vec<Counts>,
+}
+
+impl Tally {
+    fn peer(&mut self, target: u32) -> &mut Counts {
+        let at = target as usize;
+        if self.peers.len() <= at {
+            self.peers.resize(at + 1, Counts::default());
+        }
+        &mut self.peers[at]
+    }
+
+    /// An entry came off a queue.
+    #[inline]
+    pub(super) fn take(&mut self, sqe: &Sqe) {
+        self.total.accepted += 1;
+        if let Some(target) = sqe.segment() {
+            self.peer(target).accepted += 1;
+        }
+    }
+
+    /// A message came, which is counted as an entry.
+    pub(super) fn take_message(&mut self) {
+        self.total.accepted += 1;
+    }
+
+    /// So many Nops came and ended at once.
+    #[inline]
+    pub(super) fn pass_nops(&mut self, count: u32) {
+        let count = u64::from(count);
+        self.total.accepted += count;
+        self.total.ok += count;
+        self.total.stages.done += count;
+    }
+
+    /// An entry has its last completion, or has ended without one if it is `silent`.
+    #[inline]
+    pub(super) fn end(&mut self, entry: &Slot, silent: bool) {
+        end(&mut self.total, entry, silent);
+        if let Some(target) = entry.sqe.segment() {
+            end(self.peer(target), entry, silent);
+        }
+    }
+
+    /// An entry of a segment has its result, and the transport still has it.
+    pub(super) fn add_overdue(&mut self, target: u32) {
+        self.total.overdue += 1;
+        self.peer(target).overdue += 1;
+    }
+
+    /// The transport has let go of it.
+    pub(super) fn remove_overdue(&mut self, target: u32) {
+        self.total.overdue -= 1;
+        self.peer(target).overdue -= 1;
+    }
+
+    /// Every entry has its last word, whatever the transport still has.
+    pub(super) fn nothing_is_overdue(&mut self) {
+        self.total.overdue = 0;
+        self.peers.iter_mut().for_each(|peer| peer.overdue = 0);
+    }
+
+    pub(super) fn show(&self, capacity: u32, engine: &Engine) -> Stats {
+        let mut peers: Vec<PeerStats> = Vec::new();
+        for (target, counts) in self.peers.iter().enumerate().filter(|(_, counts)| counts.accepted > 0) {
+            let Some(segment) = engine.segment(target as u32) else { continue };
+            // Reopened, a segment has a new number and its old name.
+            match peers.iter_mut().find(|peer| peer.name == segment.name()) {
+                Some(peer) => peer.counts.add(counts),
+                None => peers.push(PeerStats { name: segment.name().to_owned(), counts: *counts }),
+            }
+        }
+        let mut stats = Stats { capacity, total: self.total, peers };
+        for counts in std::iter::once(&mut stats.total).chain(stats.peers.iter_mut().map(|peer| &mut peer.counts)) {
+            counts.outstanding = counts.accepted - counts.ok - counts.failed - counts.cancelled;
+        }
+        stats
+    }
+}
+
+#[inline]
+fn end(counts: &mut Counts, entry: &Slot, silent: bool) {
+    let stage = Stage::from_bits(u32::from(entry.flags) << 16);
+    let outcome = Outcome::of(stage, entry.res, entry.notif);
+    *counts.stages.of_mut(stage) += 1;
+    counts.silent += u64::from(silent);
+    match outcome {
+        Outcome::Ok => counts.ok += 1,
+        Outcome::Failed => counts.failed += 1,
+        Outcome::Cancelled => counts.cancelled += 1,
+    }
+    if outcome == Outcome::Ok {
+        match entry.sqe.op {
+            Opcode::Read | Opcode::Readv => counts.read_bytes += entry.res as u64,
+            Opcode::Write | Opcode::Writev => counts.written_bytes += entry.res as u64,
+            _ => {}
+        }
+    }
+}
+
+impl Core {
+    /// A ring's counts, which have everything that was submitted before and every completion that is visible, and no other.
+    pub(super) fn stats_of(&mut self, ring: u32) -> Stats {
+        if self.dead {
+            self.end_late(ring);
+        } else {
+            self.take_all(ring);
+        }
+        self.post_waiting(ring);
+        let in_use = if cfg!(debug_assertions) { self.slots_of(ring).len() as u64 } else { 0 };
+        let stats = self.ring(ring).stats();
+        debug_assert_eq!(stats.total.outstanding, in_use, "an entry is in a slot until it has its last completion");
+        stats
+    }
+}
