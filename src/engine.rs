@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
+use crate::sqe::op_flags;
 use crate::thread;
 use crate::transport::{RawMemory, Transport, TransportError};
 
@@ -420,17 +421,24 @@ impl Segment {
     /// registered.
     #[inline]
     pub fn at(&self, address: u64) -> Remote {
-        Remote { segment: self.clone(), address }
+        Remote { place: Place { segment: self.clone(), address }, below: 0, above: 0 }
     }
 
-    /// A place in a region that the peer has described, checked against it.
+    /// A place in a region that the peer has described, checked against it. Entries with such a remote range may be merged:
+    /// Reads or Writes that become ready one after another, alone and not in a chain, adjacent on both sides, up or down, of
+    /// one ring, local region and remote region, can be one request to a transport that gains from it, Mooncake does. Each
+    /// still has its own result. If a merged Read fails, or a merged Write is rejected outright, each part is tried once
+    /// more alone.
     ///
     /// # Errors
     /// [`RangeError`](crate::RangeError) if `offset..offset + len` does not lie inside the region.
     #[inline]
     pub fn slice(&self, info: &RegionInfo, offset: u64, len: u64) -> Result<Remote, crate::RangeError> {
         match offset.checked_add(len) {
-            Some(end) if end <= info.len => Ok(self.at(info.address + offset)),
+            Some(end) if end <= info.len => {
+                let (below, above) = (offset, info.len - offset);
+                Ok(Remote { below, above, ..self.at(info.address + offset) })
+            }
             end => Err(crate::RangeError { start: offset, end: end.unwrap_or(u64::MAX), len: info.len }),
         }
     }
@@ -446,17 +454,33 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// The remote side of a transfer: an address in a peer's memory.
+/// An address in a peer's memory.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub(crate) struct Place {
     pub(crate) segment: Segment,
     pub(crate) address: u64,
 }
 
+/// The remote side of a transfer: an address in a peer's memory.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    pub(crate) place: Place,
+    /// Bytes of the declared registration below the address, and from it on; 0 if none was declared.
+    below: u64,
+    above: u64,
+}
+
 impl Remote {
+    /// Whether the declared registration goes on below and above the first `len` bytes, as an SQE says it.
+    #[inline]
+    pub(crate) fn more(&self, len: u64) -> u16 {
+        let more = |there, flag| if there { flag } else { 0 };
+        more(self.below > 0, op_flags::MORE_BELOW) | more(self.above > len, op_flags::MORE_ABOVE)
+    }
+
     /// The address in the peer's space.
     pub fn address(&self) -> u64 {
-        self.address
+        self.place.address
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bitflags::bitflags;
 
-use crate::engine::{Remote, Segment};
+use crate::engine::{Place, Remote, Segment};
 use crate::fence::Fence;
 use crate::region::{RegionInner, Slice};
 use crate::ring::Messages;
@@ -53,7 +53,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) local: Slice,
-    pub(crate) remote: Remote,
+    pub(crate) remote: Place,
 }
 
 /// What an entry is about.
@@ -150,7 +150,9 @@ impl Entry {
 
     #[inline]
     pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
-        Entry { payload: Payload::Transfer(Transfer { local, remote }), ..Entry::new(op, Args::default()) }
+        let args = Args { op_flags: remote.more(local.len), ..Args::default() };
+        let transfer = Transfer { local, remote: remote.place };
+        Entry { payload: Payload::Transfer(transfer), ..Entry::new(op, args) }
     }
 
     /// The segment that it goes to, if it moves anything.

@@ -208,11 +208,15 @@ impl WritePages {
 }
 
 fn list(parts: impl IntoIterator<Item = (Slice, Remote)>) -> Parts {
-    Parts::List(parts.into_iter().map(|(local, remote)| Transfer { local, remote }).collect())
+    Parts::List(parts.into_iter().map(|(local, remote)| Transfer { local, remote: remote.place }).collect())
 }
 
 fn paged(local: Slice, remote: Remote, page: usize, pages: impl IntoIterator<Item = (u32, u32)>) -> Parts {
-    Parts::Pages { base: Transfer { local, remote }, page: page as u64, pages: pages.into_iter().collect() }
+    Parts::Pages {
+        base: Transfer { local, remote: remote.place },
+        page: page as u64,
+        pages: pages.into_iter().collect(),
+    }
 }
 
 fn nanos(span: Duration) -> u64 {

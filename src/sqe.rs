@@ -59,6 +59,10 @@ pub(crate) mod op_flags {
     pub(crate) const SEGMENT: u16 = 1 << 8;
     /// Cancel: `local` is a region's address.
     pub(crate) const REGION: u16 = 1 << 9;
+    /// Read, Write: the remote registration, which the caller declared, goes on below the range.
+    pub(crate) const MORE_BELOW: u16 = 1 << 10;
+    /// Read, Write: it goes on above the range.
+    pub(crate) const MORE_ABOVE: u16 = 1 << 11;
 }
 
 /// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
@@ -150,6 +154,12 @@ impl Sqe {
     /// True if it moves bytes.
     pub(crate) fn is_transfer(&self) -> bool {
         matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored()
+    }
+
+    /// Takes back what its caller said of the remote registration, so that it is issued alone.
+    #[inline]
+    pub(crate) fn never_merge(&mut self) {
+        self.op_flags &= !(op_flags::MORE_BELOW | op_flags::MORE_ABOVE);
     }
 
     /// The segment whose share it takes a unit of.

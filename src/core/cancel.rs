@@ -221,7 +221,10 @@ impl Core {
             match self.slots[slot].state {
                 State::Timing => self.time_out(slot, due),
                 State::Guarding => self.guard_fires(slot),
-                State::Gated | State::Ready => self.cut_short(slot, errno::ETIME, Stage::Gate),
+                State::Gated | State::Ready => {
+                    let began = self.slots.member(slot).again;
+                    self.cut_short(slot, errno::ETIME, if began { Stage::Transfer } else { Stage::Gate });
+                }
                 State::Issuing | State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
                 state => unreachable!("a slot in state {state:?} has no timer"),
             }

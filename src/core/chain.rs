@@ -53,6 +53,9 @@ impl Core {
         let (mut drain, mut drain_next, mut bad) = (false, false, false);
         loop {
             let after = (last != NONE).then(|| self.slots[last].sqe.op);
+            if after.is_some() || sqe.flags.intersects(EntryFlags::CHAINED) {
+                sqe.never_merge();
+            }
             let slot = self.slots.take(ring, sqe, self.now);
             self.slots[slot].state = State::Held;
             if is_bad(&sqe, after) {

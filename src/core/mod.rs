@@ -10,6 +10,7 @@ mod cancel;
 mod chain;
 mod gate;
 mod index;
+mod merge;
 mod message;
 mod parts;
 mod peers;
@@ -43,7 +44,7 @@ use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
 use cancel::Quiescing;
 use chain::{Gather, Step};
 use gate::{EdgeId, Gate, Released};
-use peers::{DriverState, Peer};
+use peers::{DriverState, Offered, Peer};
 pub(crate) use ring::Closing;
 use ring::RingState;
 use slots::{NONE, Slots, State};
@@ -162,6 +163,7 @@ pub(crate) struct Core {
     /// Scratch, empty between uses.
     events: Vec<Event>,
     ops: Vec<Op>,
+    offered: Vec<Offered>,
     /// The present turn's time.
     now: Nanos,
     last_work: Nanos,
@@ -188,6 +190,7 @@ impl Core {
             ready_peers: VecDeque::new(),
             events: Vec::new(),
             ops: Vec::new(),
+            offered: Vec::new(),
             now: 0,
             last_work: 0,
             idle,
@@ -641,15 +644,19 @@ impl Core {
 
     fn land(&mut self, event: Event) {
         let (Event::Result { op, .. } | Event::Quiet { op, .. }) = event;
-        if let Some(slot) = self.slots.find(op)
-            && self.slots[slot].sqe.op.is_vectored()
-        {
+        let Some(slot) = self.slots.find(op) else { return };
+        if self.slots[slot].sqe.op.is_vectored() {
             self.land_part(slot, event);
-            return;
+        } else if self.slots.member(slot).merged != NONE {
+            self.land_merged(slot, event);
+        } else {
+            self.land_alone(slot, event);
         }
+    }
+
+    fn land_alone(&mut self, slot: u32, event: Event) {
         match event {
-            Event::Result { op, res, stage, detail, quiet } => {
-                let Some(slot) = self.slots.find(op) else { return };
+            Event::Result { res, stage, detail, quiet, .. } => {
                 if std::mem::take(&mut self.slots.member(slot).detached) {
                     // Its result is known, and this is its end.
                     self.left_flight(slot);
@@ -669,11 +676,7 @@ impl Core {
                     self.conclude(slot, res, Stage::Done, 0);
                 }
             }
-            Event::Quiet { op, detail } => {
-                if let Some(slot) = self.slots.find(op) {
-                    self.quieten(slot, detail);
-                }
-            }
+            Event::Quiet { detail, .. } => self.quieten(slot, detail),
         }
     }
 
@@ -823,7 +826,7 @@ impl Core {
             let own = self.slots_of(index);
             let mut unquiet = false;
             for slot in own {
-                let offered = self.ops.iter().any(|op| op.token == self.slots.token(slot));
+                let offered = self.offered.iter().any(|offered| offered.slot == slot);
                 let entry = &mut self.slots[slot];
                 let waits = entry.state == State::Waiting;
                 let stopped = match entry.state {

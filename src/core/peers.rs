@@ -1,7 +1,7 @@
 //! Issuing: ready entries wait per peer, and go to the transport in batches.
 
 use super::slots::{List, NONE, State};
-use super::{BUDGET, Core};
+use super::{BUDGET, Core, merge};
 use crate::Segment;
 use crate::code::{Stage, errno};
 use crate::ring::parts::Part;
@@ -49,6 +49,13 @@ impl Driver for Retired {
 /// The driver of a peer whose driver is retired.
 const NO_DRIVER: usize = DriverState::NONE;
 
+/// An entry in a batch that a driver is offered, and the operation that it is, or is part of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offered {
+    pub(super) slot: u32,
+    op: u32,
+}
+
 /// One segment of one engine.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -80,6 +87,9 @@ impl Core {
 
     /// An operation is not with the transport any more, or only for a while that the entry does not wait for.
     pub(super) fn left_flight(&mut self, slot: u32) {
+        if std::mem::take(&mut self.slots.member(slot).rides) {
+            return;
+        }
         let peer = self.peer_of(slot);
         self.peers[peer as usize].in_flight -= 1;
         self.queue_peer(peer);
@@ -162,21 +172,33 @@ impl Core {
             return self.refuse_stale(index);
         }
         let DriverState { caps, driver, .. } = &mut self.drivers[peer.driver];
-        let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight).min(BUDGET);
+        let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight) as usize;
         let mut next = peer.ready.front();
         while let Some(slot) = next
-            && self.ops.len() < most as usize
+            && self.offered.len() < BUDGET as usize
         {
             let sqe = &self.slots[slot].sqe;
             let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv);
             let direction = if reads { Direction::Read } else { Direction::Write };
             let token = self.slots.token(slot);
             if let Some(parts) = sqe.parts() {
-                let room = most as usize - self.ops.len();
-                let op = |&Part { local, len, remote, .. }: &Part| Op { token, direction, local, len, remote };
-                self.ops.extend(parts.unissued().iter().take(room).map(op));
-            } else {
+                let room = (most - self.ops.len()).min(BUDGET as usize - self.offered.len());
+                for &Part { local, len, remote, .. } in parts.unissued().iter().take(room) {
+                    self.offered.push(Offered { slot, op: self.ops.len() as u32 });
+                    self.ops.push(Op { token, direction, local, len, remote });
+                }
+                if parts.unissued().len() > room {
+                    break;
+                }
+            } else if let (Some(&before), Some(op)) = (self.offered.last(), self.ops.last_mut())
+                && merge::extend(op, &self.slots[before.slot], &self.slots[slot], caps.max_merged)
+            {
+                self.offered.push(Offered { slot, ..before });
+            } else if self.ops.len() < most {
+                self.offered.push(Offered { slot, op: self.ops.len() as u32 });
                 self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote: sqe.remote });
+            } else {
+                break;
             }
             next = peer.ready.after(&self.slots, slot);
         }
@@ -186,26 +208,32 @@ impl Core {
         }
         let target = peer.target;
         let taken = driver.submit(target, &self.ops, self.now, &mut self.events);
+        assert!(taken <= self.ops.len(), "a driver takes no more than it was offered");
         self.ops.clear();
         let peer = &mut self.peers[index as usize];
-        let mut left = taken;
-        while left > 0 {
-            let slot = peer.ready.front().expect("a driver takes no more than it was offered");
-            let began = self.slots[slot].state == State::Issuing;
-            let mut whole = true;
-            if let Some(parts) = self.slots[slot].sqe.parts_mut() {
-                let count = parts.unissued().len().min(left);
-                parts.issue(count);
-                whole = parts.unissued().is_empty();
-                left -= count;
-            } else {
-                left -= 1;
+        let mut before: Option<Offered> = None;
+        for offered in self.offered.drain(..) {
+            let Offered { slot, op } = offered;
+            if op as usize >= taken {
+                break;
             }
+            let began = self.slots[slot].state == State::Issuing;
+            let parts = self.slots[slot].sqe.parts_mut();
+            let whole = parts.is_none_or(|parts| {
+                parts.issue(1);
+                parts.unissued().is_empty()
+            });
             if whole {
-                peer.ready.pop_front(&mut self.slots);
+                peer.ready.remove(&mut self.slots, slot);
             }
             self.slots[slot].state = if whole { State::Issued } else { State::Issuing };
-            if began {
+            if let Some(before) = before.replace(offered)
+                && before.op == op
+            {
+                self.slots.member(before.slot).merged = slot;
+                self.slots.member(slot).rides = true;
+            }
+            if began || self.slots.member(slot).again {
                 continue;
             }
             self.slots[slot].issued = self.now;

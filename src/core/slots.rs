@@ -91,6 +91,12 @@ pub(crate) struct Member {
     pub(crate) bad: bool,
     /// Cancelled before its turn came.
     pub(crate) cancelled: bool,
+    /// The next entry of the merged operation that it is part of, or [`NONE`].
+    pub(super) merged: u32,
+    /// Part of an operation that counts for the first of its entries.
+    pub(super) rides: bool,
+    /// It was part of a merged operation that failed, and is tried alone.
+    pub(super) again: bool,
 }
 
 const ALONE: Member = Member {
@@ -108,6 +114,9 @@ const ALONE: Member = Member {
     skip_rest: false,
     bad: false,
     cancelled: false,
+    merged: NONE,
+    rides: false,
+    again: false,
 };
 
 /// All slots of a core. A ring has a right to as many as its capacity.
@@ -261,18 +270,6 @@ impl List {
         self.tail = slot;
     }
 
-    #[inline]
-    pub(crate) fn pop_front(&mut self, slots: &mut Slots) -> Option<u32> {
-        let slot = self.front()?;
-        self.head = slots[slot].next;
-        if self.head == NONE {
-            self.tail = NONE;
-        } else {
-            slots[self.head].prev = NONE;
-        }
-        Some(slot)
-    }
-
     /// Takes out a slot that is on this list.
     pub(crate) fn remove(&mut self, slots: &mut Slots, slot: u32) {
         let (next, prev) = (slots[slot].next, slots[slot].prev);
@@ -316,8 +313,8 @@ mod tests {
         list.remove(&mut slots, 0);
         list.remove(&mut slots, 2);
         list.remove(&mut slots, 3);
-        assert_eq!(list.pop_front(&mut slots), Some(1));
-        assert_eq!(list.pop_front(&mut slots), None);
+        assert_eq!(list.front(), Some(1));
+        list.remove(&mut slots, 1);
         assert!(list.is_empty());
     }
 }

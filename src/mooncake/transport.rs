@@ -23,6 +23,8 @@ use crate::transport::{Busy, Caps, Driver, PollerWaker, RawMemory, Transport, Tr
 const IN_FLIGHT: u32 = 256;
 /// Most operations in one submit: results are tracked in one `u128` per batch.
 pub(super) const MAX_BATCH: u32 = u128::BITS;
+/// Most bytes in one request that stands for several entries.
+const MAX_MERGED: u32 = 1 << 20;
 /// How long the end of an engine is waited for. [M: 0.25 to 1 s, transfers to a stopped peer or not]
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// How long a zero-length request may take, which does not use the network.
@@ -241,7 +243,7 @@ unsafe impl Transport for Mooncake {
     fn caps(&self) -> Caps {
         // A quarter of Mooncake's queue: up to four pollers may use one engine before they have to share.
         let max_in_flight_per_peer = (self.shared.queue / 4).clamp(1, IN_FLIGHT);
-        Caps { threads_here: true, max_batch: MAX_BATCH, max_in_flight_per_peer }
+        Caps { threads_here: true, max_batch: MAX_BATCH, max_in_flight_per_peer, max_merged: MAX_MERGED }
     }
 
     fn driver(&self, _wake: PollerWaker) -> Box<dyn Driver> {

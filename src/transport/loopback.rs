@@ -50,7 +50,7 @@ unsafe impl Transport for Loopback {
     }
 
     fn caps(&self) -> Caps {
-        Caps { threads_here: false, max_batch: 128, max_in_flight_per_peer: 128 }
+        Caps { threads_here: false, max_batch: 128, max_in_flight_per_peer: 128, max_merged: 0 }
     }
 
     fn driver(&self, _wake: PollerWaker) -> Box<dyn Driver> {

@@ -54,7 +54,7 @@ pub struct Op {
     pub direction: Direction,
     /// The local range's address, inside a registered region that stays mapped until the operation is quiet.
     pub local: u64,
-    /// Bytes to move; both ranges have this length.
+    /// Bytes to move, of one entry or of neighbours merged; both ranges have this length.
     pub len: u32,
     /// The remote range's address in the peer's space.
     pub remote: u64,
@@ -145,6 +145,9 @@ pub struct Caps {
     pub max_batch: u32,
     /// Most operations in flight towards one peer.
     pub max_in_flight_per_peer: u32,
+    /// Most bytes that neighbours are merged into one operation for; 0 if that gains nothing. See
+    /// [`Segment::slice`](crate::Segment::slice).
+    pub max_merged: u32,
 }
 
 /// Wakes the poller from a transport's own thread.

@@ -21,6 +21,8 @@ pub struct Sim {
     failures: u32,
     unquiet: u32,
     partial: u32,
+    merged: u32,
+    longest: u32,
     panic_at: Option<u64>,
     close: Duration,
     probe: Probe,
@@ -29,9 +31,18 @@ pub struct Sim {
 impl Sim {
     /// Nothing goes wrong and every operation takes 1 to 20 µs, by this seed's choice.
     pub fn new(seed: u64) -> Sim {
-        let delay = 1_000..20_000;
-        let (close, probe) = (Duration::ZERO, Probe::default());
-        Sim { seed, delay, failures: 0, unquiet: 0, partial: 0, panic_at: None, close, probe }
+        Sim {
+            seed,
+            delay: 1_000..20_000,
+            failures: 0,
+            unquiet: 0,
+            partial: 0,
+            merged: 0,
+            longest: u32::MAX,
+            panic_at: None,
+            close: Duration::ZERO,
+            probe: Probe::default(),
+        }
     }
 
     /// How long operations take. An empty range is taken as its start.
@@ -61,6 +72,20 @@ impl Sim {
     #[must_use]
     pub fn partial_submits(mut self, per_mille: u32) -> Sim {
         self.partial = per_mille;
+        self
+    }
+
+    /// Neighbours are merged into one operation of up to `bytes`; not at all by default.
+    #[must_use]
+    pub fn merged(mut self, bytes: u32) -> Sim {
+        self.merged = bytes;
+        self
+    }
+
+    /// Operations of more than `bytes` are rejected outright, with `-ENOBUFS` at the issue stage.
+    #[must_use]
+    pub fn longest(mut self, bytes: u32) -> Sim {
+        self.longest = bytes;
         self
     }
 
@@ -147,7 +172,7 @@ unsafe impl Transport for SimTransport {
     }
 
     fn caps(&self) -> Caps {
-        Caps { threads_here: false, max_batch: 64, max_in_flight_per_peer: 256 }
+        Caps { threads_here: false, max_batch: 64, max_in_flight_per_peer: 256, max_merged: self.sim.merged }
     }
 
     fn driver(&self, _wake: PollerWaker) -> Box<dyn Driver> {
@@ -214,7 +239,7 @@ enum Fate {
 }
 
 impl Driver for SimDriver {
-    fn submit(&mut self, _target: u32, ops: &[Op], now: Nanos, _out: &mut Vec<Event>) -> usize {
+    fn submit(&mut self, _target: u32, ops: &[Op], now: Nanos, out: &mut Vec<Event>) -> usize {
         let mut take = ops.len();
         if self.rng.chance(self.sim.partial) {
             take = self.rng.below(take as u64) as usize;
@@ -222,6 +247,11 @@ impl Driver for SimDriver {
         for &op in &ops[..take] {
             let issued = self.sim.probe.issued.fetch_add(1, Relaxed) + 1;
             assert!(self.sim.panic_at != Some(issued), "the simulated driver panics at operation {issued}, as asked");
+            if op.len > self.sim.longest {
+                let (res, stage) = (-errno::ENOBUFS, Stage::Issue);
+                out.push(Event::Result { op: op.token, res, stage, detail: 0, quiet: true });
+                continue;
+            }
             let delay = self.sim.delay.start + self.rng.below(self.sim.delay.end - self.sim.delay.start);
             let fate = match () {
                 () if self.rng.chance(self.sim.failures) => Fate::Fail,

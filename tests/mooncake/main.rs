@@ -3,6 +3,7 @@
 
 mod adopted;
 mod memory;
+mod merging;
 mod peer;
 mod restart;
 mod results;
