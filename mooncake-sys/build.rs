@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::{env, process};
 
 fn main() {
-    for file in ["shim/shim.cpp", "shim/pystub.c", "shim/python_symbols.def"] {
+    for file in ["shim/common.h", "shim/shim.cpp", "shim/store.cpp", "shim/pystub.c", "shim/python_symbols.def"] {
         println!("cargo:rerun-if-changed={file}");
     }
 
@@ -15,7 +15,7 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .warnings(true)
         .extra_warnings(true)
-        .file("shim/shim.cpp")
+        .files(["shim/shim.cpp", "shim/store.cpp"])
         .compile("moonring_shim");
 
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

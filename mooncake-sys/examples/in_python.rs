@@ -6,13 +6,14 @@ use std::ffi::{CString, c_char, c_void};
 use std::fs;
 use std::ptr::{self, NonNull};
 
-use mooncake_sys::{Api, Grouping, OPCODE_WRITE, STATUS_PENDING, TransferEngine, TransferRequest};
+use mooncake_sys::{Api, Grouping, OPCODE_WRITE, STATUS_PENDING, StoreApi, TransferEngine, TransferRequest};
 
-/// Loads an engine beside Python.
+/// Loads an engine and a Store client beside Python.
 #[unsafe(no_mangle)]
 pub extern "C" fn load() -> *mut c_char {
     answer(|| {
         Api::load()?;
+        StoreApi::load()?;
         if fs::read_to_string("/proc/self/maps")?.contains("moonring_pystub") {
             return Err("the stand-in for Python was loaded into Python".into());
         }

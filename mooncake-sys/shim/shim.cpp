@@ -4,22 +4,17 @@
 // exports only the C++ class behind it. `Source` is their common form; the functions at the end give it a C face. No C++
 // exception leaves this file: each becomes the code kException with its text.
 
-#include <dlfcn.h>
-
-#include <climits>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "common.h"
+
 namespace {
 
-// Codes of our own, far from Mooncake's (which lie between -400 and 999).
-constexpr int kException = INT_MIN;
-constexpr int kNoCode = INT_MIN + 1;
+using namespace moonring;
 
 // As in Mooncake's transfer_engine_c.h.
 struct Request {
@@ -37,42 +32,6 @@ struct TaskStatus {
     uint64_t transferred_bytes;
 };
 static_assert(sizeof(TaskStatus) == 16, "transfer_status");
-
-struct Buffer {
-    void *addr;
-    size_t length;
-};
-static_assert(sizeof(Buffer) == 16, "buffer_entry");
-
-// Where a function leaves the text that belongs to a code other than 0.
-class Text {
-  public:
-    Text(char *out, size_t capacity) : out_(out), capacity_(capacity) { out_[0] = 0; }
-    void set(const char *text) {
-        if (!text) return;
-        size_t n = std::strlen(text);
-        if (n >= capacity_) n = capacity_ - 1;
-        std::memcpy(out_, text, n);
-        out_[n] = 0;
-    }
-
-  private:
-    char *out_;
-    size_t capacity_;
-};
-
-template <class F>
-int guarded(char *out, size_t capacity, F body) noexcept {
-    Text text(out, capacity);
-    try {
-        return body(text);
-    } catch (const std::exception &e) {
-        text.set(e.what());
-    } catch (...) {
-        text.set("an exception that is no std::exception");
-    }
-    return kException;
-}
 
 class Source {
   public:
@@ -96,25 +55,6 @@ class Source {
     virtual int status(void *engine, uint64_t batch, size_t task, TaskStatus *status, Text &text) = 0;
     virtual int free(void *engine, uint64_t batch, Text &text) = 0;
     virtual int sync(void *engine) = 0;
-};
-
-// Looks symbols up and keeps the names of those that are missing.
-class Lookup {
-  public:
-    explicit Lookup(void *handle) : handle_(handle) {}
-    template <class F>
-    void operator()(F &function, const char *name) {
-        function = reinterpret_cast<F>(dlsym(handle_, name));
-        if (!function) {
-            if (!missing_.empty()) missing_ += ' ';
-            missing_ += name;
-        }
-    }
-    const std::string &missing() const { return missing_; }
-
-  private:
-    void *handle_;
-    std::string missing_;
 };
 
 // A library that exports the C interface.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use crate::error::{CallError, NO_CODE};
+use crate::error::{CallError, NO_CODE, Reason};
 use crate::image::Image;
 use crate::shim;
 use crate::types::{BatchId, BufferEntry, SegmentId, TransferEngine, TransferRequest, TransferStatus, Transport};
@@ -74,8 +74,17 @@ pub enum LogLevel {
 }
 
 impl Api {
-    pub(crate) fn new(source: *mut shim::Source, image: Image, path: PathBuf, wheel: Option<Version>) -> Self {
-        Self { source, image, path, wheel }
+    pub(crate) fn make(image: Image, path: &Path, wheel: Option<Version>) -> Result<&'static Self, Reason> {
+        let request_bytes = wheel.as_ref().map_or(0, |version| version.request_bytes);
+        let mut source = ptr::null_mut();
+        let mut text = Text::new();
+        let (at, room) = text.room();
+        // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
+        match unsafe { shim::moonring_source(image.handle(), request_bytes, &mut source, at, room) } {
+            0 => Ok(Box::leak(Box::new(Self { source, image, path: path.to_path_buf(), wheel }))),
+            NO_CODE => Err(Reason::MissingSymbols(text.read())),
+            _ => Err(Reason::Loader(text.read())),
+        }
     }
 
     /// The file that was loaded, or its bare name where the loader found it on its search path.
@@ -108,11 +117,7 @@ impl Api {
     /// not last, because Mooncake overwrites it when it reads its settings. Fails with [`NO_CODE`](crate::NO_CODE)
     /// where the library keeps the two symbols that it takes to itself.
     pub fn set_log_level(&self, level: LogLevel) -> Result<(), CallError> {
-        check(
-            // SAFETY: the handle is a loaded image's.
-            |text, room| unsafe { shim::moonring_log_level(self.image.handle(), level as c_int, text, room) },
-            || format!("set_log_level({level:?})"),
-        )
+        set_log_level(self.image, level)
     }
 
     /// `createTransferEngine`. `metadata`: `P2PHANDSHAKE`, or a metadata server's URL. `local_name`: the address, or name,
@@ -497,6 +502,14 @@ impl Api {
             || "syncSegmentCache".into(),
         )
     }
+}
+
+pub(crate) fn set_log_level(image: Image, level: LogLevel) -> Result<(), CallError> {
+    check(
+        // SAFETY: the handle is a loaded image's.
+        |text, room| unsafe { shim::moonring_log_level(image.handle(), level as c_int, text, room) },
+        || format!("set_log_level({level:?})"),
+    )
 }
 
 /// Makes a call that leaves a text with its code; `name` is what it is called in an error.

@@ -25,20 +25,29 @@ pub struct CallError {
 
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed", self.call)?;
-        match self.code {
-            EXCEPTION => write!(f, " with a C++ exception")?,
-            NO_CODE => {}
-            code => match code_name(code) {
-                Some(name) => write!(f, " with code {code} ({name})")?,
-                None => write!(f, " with code {code}")?,
-            },
-        }
-        if !self.message.is_empty() {
-            write!(f, ": {}", self.message)?;
-        }
-        Ok(())
+        write_failure(f, &self.call, self.code, code_name(self.code), &self.message)
     }
+}
+
+/// Writes what a failed call has to say, with the name that its code has in its library.
+pub(crate) fn write_failure(
+    f: &mut fmt::Formatter<'_>,
+    call: &str,
+    code: i32,
+    name: Option<&str>,
+    message: &str,
+) -> fmt::Result {
+    write!(f, "{call} failed")?;
+    match (code, name) {
+        (EXCEPTION, _) => write!(f, " with a C++ exception")?,
+        (NO_CODE, _) => {}
+        (code, Some(name)) => write!(f, " with code {code} ({name})")?,
+        (code, None) => write!(f, " with code {code}")?,
+    }
+    if !message.is_empty() {
+        write!(f, ": {message}")?;
+    }
+    Ok(())
 }
 
 /// What one of Mooncake's codes means. Older calls answer them negated.
@@ -66,10 +75,24 @@ pub fn code_name(code: i32) -> Option<&'static str> {
     })
 }
 
-/// No engine could be loaded: everything that was tried, and what to do. One line each.
+/// No engine, or no Store client, could be loaded: everything that was tried, and what to do. One line each.
 #[derive(Debug, thiserror::Error)]
 pub struct LoadError {
+    wanted: &'static Wanted,
     attempts: Vec<Attempt>,
+}
+
+/// What is looked for, and where.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// What it is called in messages.
+    pub(crate) name: &'static str,
+    /// The environment variable that names a library.
+    pub(crate) variable: &'static str,
+    /// The library, which exports the C interface.
+    pub(crate) library: &'static str,
+    /// The module of a wheel.
+    pub(crate) module: &'static str,
 }
 
 /// One thing that was tried.
@@ -103,7 +126,7 @@ pub enum Reason {
     #[error("no mooncake_transfer_engine*.dist-info beside the package tells its version")]
     NoVersion,
     /// Packages of different versions are in the folder.
-    #[error("packages of different versions are there ({0}): which one is engine.so?")]
+    #[error("packages of different versions are there ({0}): whose modules are there?")]
     SeveralVersions(String),
     /// The wheel's version is none that this crate knows the layout of and trusts.
     #[error("wheel version {version} is none of those known to work ({})", version::known())]
@@ -138,8 +161,8 @@ pub enum Reason {
 }
 
 impl LoadError {
-    pub(crate) fn new(attempts: Vec<Attempt>) -> Self {
-        Self { attempts }
+    pub(crate) fn new(wanted: &'static Wanted, attempts: Vec<Attempt>) -> Self {
+        Self { wanted, attempts }
     }
 
     /// What was tried, in order.
@@ -150,7 +173,8 @@ impl LoadError {
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no Mooncake Transfer Engine could be loaded. Tried:")?;
+        let Wanted { name, variable, library, module } = self.wanted;
+        write!(f, "no Mooncake {name} could be loaded. Tried:")?;
         for Attempt { what, reason } in &self.attempts {
             write!(f, "\n  - {what}: {reason}")?;
         }
@@ -167,10 +191,9 @@ impl fmt::Display for LoadError {
         write!(
             f,
             "\n  - cargo xtask setup (in moonring's source tree)\
-             \n  - or set {} to a folder with a pip wheel's mooncake/engine.so and *.dist-info\
-             \n  - or set {} to a libtransfer_engine.so that exports the C interface",
-            crate::WHEEL_VAR,
-            crate::LIBRARY_VAR
+             \n  - or set {} to a folder with a pip wheel's {module} and *.dist-info\
+             \n  - or set {variable} to a {library} that exports the C interface",
+            crate::WHEEL_VAR
         )
     }
 }
@@ -221,13 +244,8 @@ mod tests {
             what: "a wheel".into(),
             reason: Reason::MissingLibrary { library: library.into() },
         };
-        let text = LoadError::new(vec![
-            missing("libnuma.so.1"),
-            missing("libmlx5.so.1"),
-            missing("libcudart.so.12"),
-            missing("libother.so.3"),
-        ])
-        .to_string();
+        let attempts = ["libnuma.so.1", "libmlx5.so.1", "libcudart.so.12", "libother.so.3"].map(missing);
+        let text = LoadError::new(&crate::load::ENGINE, attempts.into()).to_string();
         for part in [
             "- a wheel: it needs libnuma.so.1, which is not installed",
             "apt-get install libibverbs1 libnuma1 libcurl4",

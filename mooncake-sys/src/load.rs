@@ -1,27 +1,43 @@
-//! From the places where an engine may be to an [`Api`].
+//! From the places where an engine or a Store client may be to an [`Api`] or a [`StoreApi`].
 
-use std::ffi::c_char;
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use crate::api::{Api, Text};
-use crate::error::{Attempt, LoadError, NO_CODE, Reason};
+use crate::api::Api;
+use crate::error::{Attempt, LoadError, Reason, Wanted};
+use crate::find;
 use crate::image::{self, Image};
+use crate::store::StoreApi;
 use crate::version::{self, Version};
-use crate::{find, shim};
 
 /// Names a `libtransfer_engine.so` that exports the C interface.
 pub const LIBRARY_VAR: &str = "MOONRING_TRANSFER_ENGINE";
 
-/// Names a folder with a pip wheel's contents: `mooncake/engine.so` and a `*.dist-info` folder. An environment's
-/// `site-packages` is one.
+/// Names a `libmooncake_store.so`, which exports the Store's C interface.
+pub const STORE_LIBRARY_VAR: &str = "MOONRING_MOONCAKE_STORE";
+
+/// Names a folder with a pip wheel's contents: `mooncake/` and a `*.dist-info` folder. An environment's `site-packages` is
+/// one. Both the engine and the Store client are taken from it.
 pub const WHEEL_VAR: &str = "MOONRING_MOONCAKE_WHEEL";
 
-const LIBRARY: &str = "libtransfer_engine.so";
-const MODULE: &str = "mooncake/engine.so";
+pub(crate) static ENGINE: Wanted = Wanted {
+    name: "Transfer Engine",
+    variable: LIBRARY_VAR,
+    library: "libtransfer_engine.so",
+    module: "mooncake/engine.so",
+};
 
-/// A place to load an engine from.
+static STORE: Wanted = Wanted {
+    name: "Store client",
+    variable: STORE_LIBRARY_VAR,
+    library: "libmooncake_store.so",
+    module: "mooncake/store.so",
+};
+
+/// Turns a loaded image into the table of its functions. A wheel has a version, a library has none.
+type Make<T> = fn(Image, &Path, Option<Version>) -> Result<&'static T, Reason>;
+
+/// A place to load an engine, or a Store client, from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A library that exports the C interface. A bare name is looked up on the loader's search path.
@@ -32,6 +48,7 @@ pub enum Source {
 
 static LOADED: Mutex<Option<&'static Api>> = Mutex::new(None);
 static ADOPTED: Mutex<Option<&'static Api>> = Mutex::new(None);
+static STORE_LOADED: Mutex<Option<&'static StoreApi>> = Mutex::new(None);
 
 impl Api {
     /// Loads an engine library, once for the process: later calls answer the same `Api`. The first of these that works:
@@ -44,7 +61,7 @@ impl Api {
     /// Loading runs the library's initialisers, as it would if the program were linked to it: those who can set the
     /// environment variables choose what code that is.
     pub fn load() -> Result<&'static Api, LoadError> {
-        once(&LOADED, search)
+        once(&LOADED, || search(&ENGINE, Api::make))
     }
 
     /// Loads an engine library from one place. Unlike [`load`](Self::load) this makes a new `Api` each time, a small leak:
@@ -55,16 +72,8 @@ impl Api {
     /// The file must be what `source` says it is: its initialisers run now, and its functions are called with the types
     /// that Mooncake's have.
     pub unsafe fn load_from(source: &Source) -> Result<&'static Api, LoadError> {
-        let (what, loaded) = match source {
-            // SAFETY: as promised by the caller.
-            Source::Library(path) => (path.clone(), unsafe { library(path) }),
-            // SAFETY: as promised by the caller.
-            Source::Wheel(folder) => (folder.join(MODULE), unsafe { wheel(folder) }),
-        };
-        loaded.map_err(|reason| {
-            let what = what.display().to_string();
-            LoadError::new(vec![Attempt { what, reason }])
-        })
+        // SAFETY: as promised by the caller.
+        unsafe { from(&ENGINE, source, Api::make) }
     }
 
     /// Takes the functions from an engine library that is mapped in this process already, because Python imported it or
@@ -77,12 +86,12 @@ impl Api {
             let mut found: Vec<&'static Api> = Vec::new();
             for path in images {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let loaded = if name.starts_with(LIBRARY) {
-                    image::mapped(&path).and_then(|image| from_library(image, &path))
-                } else if path.ends_with(MODULE) {
+                let loaded = if name.starts_with(ENGINE.library) {
+                    image::mapped(&path).and_then(|image| Api::make(image, &path, None))
+                } else if path.ends_with(ENGINE.module) {
                     let folder = path.ancestors().nth(2).unwrap_or(Path::new(""));
                     version::of_wheel(folder)
-                        .and_then(|v| image::mapped(&path).and_then(|image| from_wheel(image, &path, v)))
+                        .and_then(|v| image::mapped(&path).and_then(|image| Api::make(image, &path, Some(v))))
                 } else {
                     continue;
                 };
@@ -93,22 +102,46 @@ impl Api {
             }
             let reason = match found[..] {
                 [api] => return Ok(api),
-                [] => Reason::NotFound(format!("none of {total} is a {LIBRARY} or a {MODULE} that can be used")),
+                [] => {
+                    let Wanted { library, module, .. } = ENGINE;
+                    Reason::NotFound(format!("none of {total} is a {library} or a {module} that can be used"))
+                }
                 _ => {
                     let paths: Vec<String> = found.iter().map(|a| a.path().display().to_string()).collect();
                     Reason::Ambiguous(paths.join(", "))
                 }
             };
             attempts.push(Attempt { what: "the images mapped in this process".into(), reason });
-            Err(LoadError::new(attempts))
+            Err(LoadError::new(&ENGINE, attempts))
         })
     }
 }
 
-fn once(
-    place: &Mutex<Option<&'static Api>>,
-    make: impl FnOnce() -> Result<&'static Api, LoadError>,
-) -> Result<&'static Api, LoadError> {
+impl StoreApi {
+    /// Loads a Store client, once for the process: later calls answer the same `StoreApi`. Looks where [`Api::load`] looks,
+    /// for `libmooncake_store.so` ([`STORE_LIBRARY_VAR`]) or the wheel's `mooncake/store.so`. As there, what a variable names
+    /// decides, and loading runs the library's initialisers.
+    pub fn load() -> Result<&'static StoreApi, LoadError> {
+        once(&STORE_LOADED, || search(&STORE, StoreApi::make))
+    }
+
+    /// Loads a Store client from one place. Unlike [`load`](Self::load) this makes a new `StoreApi` each time, a small leak:
+    /// keep it.
+    ///
+    /// # Safety
+    ///
+    /// The file must be what `source` says it is: its initialisers run now, and its functions are called with the types
+    /// that Mooncake's have.
+    pub unsafe fn load_from(source: &Source) -> Result<&'static StoreApi, LoadError> {
+        // SAFETY: as promised by the caller.
+        unsafe { from(&STORE, source, StoreApi::make) }
+    }
+}
+
+fn once<T>(
+    place: &Mutex<Option<&'static T>>,
+    make: impl FnOnce() -> Result<&'static T, LoadError>,
+) -> Result<&'static T, LoadError> {
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(api) = *place {
         return Ok(api);
@@ -118,30 +151,48 @@ fn once(
     Ok(api)
 }
 
-fn search() -> Result<&'static Api, LoadError> {
+/// # Safety
+///
+/// As for [`Api::load_from`].
+unsafe fn from<T>(wanted: &'static Wanted, source: &Source, make: Make<T>) -> Result<&'static T, LoadError> {
+    let (what, loaded) = match source {
+        // SAFETY: as promised by the caller.
+        Source::Library(path) => (path.clone(), unsafe { library(path, make) }),
+        // SAFETY: as promised by the caller.
+        Source::Wheel(folder) => (folder.join(wanted.module), unsafe { wheel(folder, wanted, make) }),
+    };
+    loaded.map_err(|reason| {
+        let what = what.display().to_string();
+        LoadError::new(wanted, vec![Attempt { what, reason }])
+    })
+}
+
+fn search<T>(wanted: &'static Wanted, make: Make<T>) -> Result<&'static T, LoadError> {
     let mut attempts = Vec::new();
     let mut named = false;
-    for (variable, is_wheel) in [(LIBRARY_VAR, false), (WHEEL_VAR, true)] {
+    for (variable, is_wheel) in [(wanted.variable, false), (WHEEL_VAR, true)] {
         let Some(path) = find::variable(variable) else {
             attempts.push(Attempt { what: variable.into(), reason: Reason::NotSet });
             continue;
         };
         named = true;
-        // SAFETY: whoever sets these variables names an engine, as `Api::load` says.
-        let loaded = unsafe { if is_wheel { wheel(&path) } else { library(&path) } };
+        // SAFETY: whoever sets these variables names what they are for, as `load` says.
+        let loaded = unsafe { if is_wheel { wheel(&path, wanted, make) } else { library(&path, make) } };
         match loaded {
             Ok(api) => return Ok(api),
             Err(reason) => attempts.push(Attempt { what: format!("{variable}={}", path.display()), reason }),
         }
     }
     if named {
-        return Err(LoadError::new(attempts));
+        return Err(LoadError::new(wanted, attempts));
     }
 
     // SAFETY: a library of that name on the search path is Mooncake's, as it would be for a linked program.
-    match unsafe { library(Path::new(LIBRARY)) } {
+    match unsafe { library(Path::new(wanted.library), make) } {
         Ok(api) => return Ok(api),
-        Err(reason) => attempts.push(Attempt { what: format!("{LIBRARY} on the loader's search path"), reason }),
+        Err(reason) => {
+            attempts.push(Attempt { what: format!("{} on the loader's search path", wanted.library), reason })
+        }
     }
 
     type Find = fn() -> Result<PathBuf, Reason>;
@@ -152,32 +203,32 @@ fn search() -> Result<&'static Api, LoadError> {
     for (place, find) in places {
         let mut what = place.to_owned();
         let loaded = find().and_then(|folder| {
-            what = format!("{place}, {}", folder.join(MODULE).display());
+            what = format!("{place}, {}", folder.join(wanted.module).display());
             // SAFETY: what `cargo xtask setup` or pip installed under that name is Mooncake's.
-            unsafe { wheel(&folder) }
+            unsafe { wheel(&folder, wanted, make) }
         });
         match loaded {
             Ok(api) => return Ok(api),
             Err(reason) => attempts.push(Attempt { what, reason }),
         }
     }
-    Err(LoadError::new(attempts))
+    Err(LoadError::new(wanted, attempts))
 }
 
 /// # Safety
 ///
 /// As for [`Api::load_from`].
-unsafe fn library(path: &Path) -> Result<&'static Api, Reason> {
+unsafe fn library<T>(path: &Path, make: Make<T>) -> Result<&'static T, Reason> {
     // SAFETY: as promised by the caller.
     let image = unsafe { image::load(path, &[]) }?;
-    from_library(image, path)
+    make(image, path, None)
 }
 
 /// # Safety
 ///
 /// As for [`Api::load_from`].
-unsafe fn wheel(folder: &Path) -> Result<&'static Api, Reason> {
-    let module = folder.join(MODULE);
+unsafe fn wheel<T>(folder: &Path, wanted: &Wanted, make: Make<T>) -> Result<&'static T, Reason> {
+    let module = folder.join(wanted.module);
     if !module.is_file() {
         return Err(Reason::NotFound(format!("there is no {}", module.display())));
     }
@@ -191,29 +242,5 @@ unsafe fn wheel(folder: &Path) -> Result<&'static Api, Reason> {
     }
     // SAFETY: as promised by the caller.
     let image = unsafe { image::load(&module, &helpers) }?;
-    from_wheel(image, &module, version)
-}
-
-fn from_library(image: Image, path: &Path) -> Result<&'static Api, Reason> {
-    make(image, path, None)
-}
-
-fn from_wheel(image: Image, module: &Path, version: Version) -> Result<&'static Api, Reason> {
-    make(image, module, Some(version))
-}
-
-fn make(image: Image, path: &Path, wheel: Option<Version>) -> Result<&'static Api, Reason> {
-    let request_bytes = wheel.as_ref().map_or(0, |version| version.request_bytes);
-    let mut source = ptr::null_mut();
-    let mut text = Text::new();
-    // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
-    let code = unsafe {
-        let (at, capacity): (*mut c_char, usize) = text.room();
-        shim::moonring_source(image.handle(), request_bytes, &mut source, at, capacity)
-    };
-    match code {
-        0 => Ok(Box::leak(Box::new(Api::new(source, image, path.to_path_buf(), wheel)))),
-        NO_CODE => Err(Reason::MissingSymbols(text.read())),
-        _ => Err(Reason::Loader(text.read())),
-    }
+    make(image, &module, Some(version))
 }

@@ -7,15 +7,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mooncake_sys::{Api, LIBRARY_VAR, Source, WHEEL_VAR};
+use mooncake_sys::{Api, LIBRARY_VAR, STORE_LIBRARY_VAR, Source, StoreApi, WHEEL_VAR};
 use tempfile::TempDir;
 
 /// What the child does.
 #[test]
 fn child() {
     if std::env::var_os("MOONRING_TEST_CHILD").is_some() {
-        match Api::load() {
-            Ok(api) => println!("loaded {}", api.path().display()),
+        let loaded = match std::env::var_os("MOONRING_TEST_STORE") {
+            None => Api::load().map(|api| api.path()),
+            Some(_) => StoreApi::load().map(|api| api.path()),
+        };
+        match loaded {
+            Ok(path) => println!("loaded {}", path.display()),
             Err(error) => println!("{error}"),
         }
     }
@@ -203,6 +207,36 @@ fn a_python_symbol_that_no_wheel_needs_is_an_error_and_no_crash() {
 fn nothing_mapped_is_nothing_to_adopt() {
     let error = Api::adopt().unwrap_err();
     assert_says(&error.to_string(), &["the images mapped in this process: none of"]);
+}
+
+#[test]
+fn a_store_client_is_looked_for_in_the_same_places() {
+    let world = World::new();
+    let store = |variables: &[(&str, &Path)]| {
+        let mut all = vec![("MOONRING_TEST_STORE", Path::new("1"))];
+        all.extend_from_slice(variables);
+        world.load(&all)
+    };
+    assert_says(
+        &store(&[]),
+        &[
+            "no Mooncake Store client could be loaded",
+            "MOONRING_MOONCAKE_STORE: not set",
+            "libmooncake_store.so on the loader's search path: libmooncake_store.so: cannot open",
+            "the set-up folder: no .mooncake",
+            "or set MOONRING_MOONCAKE_WHEEL to a folder with a pip wheel's mooncake/store.so",
+        ],
+    );
+    let library = fake_mooncake::store_library();
+    let loaded = format!("loaded {}", library.display());
+    assert_says(&store(&[(STORE_LIBRARY_VAR, &library)]), &[&loaded]);
+    assert_says(&store(&[("LD_LIBRARY_PATH", library.parent().unwrap())]), &["loaded libmooncake_store.so"]);
+    // The engine's variable says nothing about the Store.
+    assert_says(&store(&[(LIBRARY_VAR, &library)]), &["python3 does not start"]);
+    let wheel = world.wheel("wheel", "0.3.13", &library);
+    assert_says(&store(&[(WHEEL_VAR, &wheel)]), &["there is no", "mooncake/store.so"]);
+    fs::copy(&library, wheel.join("mooncake/store.so")).unwrap();
+    assert_says(&store(&[(WHEEL_VAR, &wheel)]), &["it lacks _ZN8mooncake10RealClient6createEv"]);
 }
 
 #[test]
