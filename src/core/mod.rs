@@ -31,7 +31,7 @@ use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
 use crate::entry::EntryFlags;
-use crate::fence::{FenceStatus, Inbox};
+use crate::fence::{FenceInner, FenceStatus, Inbox};
 use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
@@ -75,6 +75,8 @@ pub(crate) enum Control {
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
     /// Shows what the ring has counted.
     Stats { ring: u32, reply: Arc<Reply<Stats>> },
+    /// The future of an entry is gone, or asks for its cancelling.
+    Disown { ring: u32, entry: Arc<FenceInner> },
     /// An entry of any ring posts a completion on this one.
     Message { ring: u32, user_data: u64, res: i32 },
     /// It was not sent; the unit that was taken for it is free.
@@ -314,6 +316,11 @@ impl Core {
                 Control::Stats { ring, reply } => {
                     if let Some(place) = self.place_of(ring) {
                         reply.give(self.stats_of(place));
+                    }
+                }
+                Control::Disown { ring, entry } => {
+                    if self.place_of(ring).is_some() {
+                        self.disown(&entry);
                     }
                 }
                 Control::Message { ring, user_data, res } => {
@@ -600,6 +607,11 @@ impl Core {
         if self.slots[slot].quiet {
             ring.end_use(&mut self.slots[slot].sqe);
         }
+        if self.slots[slot].sqe.is_routed() {
+            // Whoever waits for it hears of every end, and has room for it.
+            self.post_now(slot);
+            return;
+        }
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
             ring.give_back(&self.slots[slot], true);
             self.slots.release(slot);
@@ -620,10 +632,17 @@ impl Core {
         let cqe = cqe_of(entry);
         if entry.quiet {
             ring.give_back(entry, false);
-            ring.post(cqe);
-            self.slots.release(slot);
+        }
+        if entry.sqe.is_routed() {
+            // Before the future, which may push at once.
+            ring.publish();
+            entry.sqe.answer(cqe);
         } else {
             ring.post(cqe);
+        }
+        if entry.quiet {
+            self.slots.release(slot);
+        } else {
             entry.state = State::Overdue;
         }
     }
@@ -861,6 +880,10 @@ impl Core {
                 entry.landed = self.now;
                 let unquiet = if stopped { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
                 entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | unquiet;
+                if entry.sqe.is_routed() {
+                    self.post_now(slot);
+                    continue;
+                }
                 entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
                 ring.wait_for_room(&mut self.slots, slot);

@@ -3,6 +3,7 @@
 mod close;
 pub(crate) mod control;
 mod eventfd;
+pub(crate) mod future;
 mod halves;
 pub(crate) mod message;
 pub(crate) mod parts;
@@ -19,6 +20,7 @@ use std::time::Duration;
 pub use close::CloseReport;
 pub use control::{ControlError, Controller};
 pub use eventfd::EventFd;
+pub use future::{Ended, EntryFuture};
 pub use halves::{Completion, Submission};
 pub use message::Messages;
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
@@ -114,9 +116,10 @@ impl Builder {
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
         let threads_here = engine.transport().caps().threads_here;
+        let pusher = Pusher::owner(Arc::clone(&shared), Arc::clone(controls), ring, sq_in);
         let hold = Arc::new(Hold { ring, grace: self.grace, poller: Some(poller) });
         Ring {
-            submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
+            submission: Submission::new(Arc::clone(&hold), pusher),
             completion: Completion { hold, reaper: Reaper::new(shared, cq_out, threads_here) },
         }
     }
@@ -349,6 +352,19 @@ impl SubmissionQueue<'_> {
     /// As [`push`](Self::push).
     pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
         self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose completions go to a future, not into the completion queue. [`EntryFuture`] says what becomes of
+    /// both when one is dropped. The future hears of every end: `CQE_SKIP_SUCCESS` does what it does to the rest of a chain and
+    /// no more, and of a multishot Timeout only the last completion comes. Allocates the future's state.
+    ///
+    /// Waiting on the ring counts completions of its queue, so it ends with
+    /// [`NothingOutstanding`](WaitError::NothingOutstanding) when entries with futures were all there was.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
+        self.pusher.push_future(entry)
     }
 
     /// Accepts an entry whose end moves a timeline, and returns the value that it has reserved there. Allocates nothing.
