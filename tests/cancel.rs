@@ -10,7 +10,7 @@ use common::{LIMIT, Setup, reap_exactly};
 use moonring::code::errno::{EALREADY, ECANCELED, ENOENT, ESHUTDOWN};
 use moonring::opcode::{Cancel, Wait};
 use moonring::sim::Sim;
-use moonring::{CqeFlags, Engine, EntryFlags, Ring, Stage, WaitError, fence};
+use moonring::{CqeFlags, Engine, EntryFlags, Refusal, Ring, Stage, WaitError, fence};
 
 /// A Cancel means entries of its own ring, even where two rings share a poller.
 #[test]
@@ -144,5 +144,58 @@ fn a_thousand_are_cancelled_one_by_one() {
         }
         assert!(seen.iter().all(|&times| times == 1));
         assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+    }
+}
+
+/// A full ring takes a few Cancels more, from its owner and from submitters together, and then no more until something ends.
+#[test]
+fn a_full_ring_takes_a_few_cancels() {
+    const RESERVE: u64 = Ring::CANCEL_RESERVE as u64;
+    for shared in [false, true] {
+        let mut ring = Ring::builder().build(8, &Engine::loopback()).unwrap();
+        let mut submitter = shared.then(|| ring.submitter());
+        let (signaller, never) = fence::host();
+        let wait = |n| Wait::new().build().wait(&never).user_data(n);
+        (0..8).for_each(|n| ring.submission().push(wait(n)).unwrap());
+        // The Cancels are not to end while others are pushed.
+        let cancel = |n: u64| Cancel::user_data(n).build().wait(&never).user_data(100 + n);
+        // Nobody has taken the entries yet, so there is no place.
+        let refused = ring.submission().push(cancel(0)).unwrap_err();
+        assert!(matches!(refused.reason, Refusal::Full { capacity: 8 }));
+        ring.submit().unwrap();
+        let end = Instant::now() + LIMIT;
+        for n in 0..RESERVE {
+            let mut entry = cancel(n);
+            loop {
+                let pushed = match submitter.as_mut().filter(|_| n % 2 == 1) {
+                    Some(submitter) => submitter.push(entry),
+                    None => ring.submission().push(entry),
+                };
+                let Err(refused) = pushed else { break };
+                assert!(Instant::now() < end);
+                entry = refused.entry;
+            }
+            assert!(matches!(ring.submission().push(wait(9)).unwrap_err().reason, Refusal::Full { .. }));
+        }
+        assert!(ring.submission().push(cancel(9)).is_err());
+        assert!(submitter.as_mut().is_none_or(|submitter| submitter.push(cancel(9)).is_err()));
+        ring.submit().unwrap();
+        submitter.map(|mut submitter| submitter.submit().unwrap());
+        // Of all that is taken: so it is all there.
+        assert_eq!(ring.controller().cancel(Cancel::any()), Ok(8 + RESERVE as usize));
+        assert_eq!(reap_exactly(&mut ring, 8 + RESERVE as usize).len(), 8 + RESERVE as usize);
+        assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+        // All units are back, once.
+        (0..8).for_each(|n| ring.submission().push(wait(n)).unwrap());
+        assert!(ring.submission().push(wait(9)).is_err());
+        ring.submit().unwrap();
+        // What it is for.
+        let end = Instant::now() + LIMIT;
+        while ring.submission().push(Cancel::any().build().user_data(100)).is_err() {
+            assert!(Instant::now() < end);
+        }
+        ring.submit().unwrap();
+        assert_eq!(reap_exactly(&mut ring, 9).iter().filter(|cqe| cqe.res() == -ECANCELED).count(), 8);
+        drop(signaller);
     }
 }

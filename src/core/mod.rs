@@ -35,7 +35,7 @@ use crate::fence::{FenceInner, FenceStatus, Inbox};
 use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
-use crate::ring::shared::{MAX_FENCES, Shared};
+use crate::ring::shared::{MAX_FENCES, Shared, slots_of};
 use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
@@ -367,8 +367,8 @@ impl Core {
 
     fn add_ring(&mut self, number: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
         // Rings that are gone have left their slots and edges.
-        let capacities = self.rings.iter().flatten().map(|ring| ring.capacity() as usize);
-        let slots = capacities.sum::<usize>() + shared.capacity as usize;
+        let rights = self.rings.iter().flatten().map(|ring| slots_of(ring.capacity()) as usize);
+        let slots = rights.sum::<usize>() + slots_of(shared.capacity as u32) as usize;
         let more = slots.saturating_sub(self.slots.len());
         self.slots.grow(more);
         self.timers.grow(more);
@@ -775,7 +775,7 @@ impl Core {
         if self.rings.iter().flatten().all(|other| other.driver != ring.driver) {
             self.retire_driver(ring.driver);
         }
-        self.controls.leave(ring.capacity());
+        self.controls.leave(slots_of(ring.capacity()));
         ring.finish();
     }
 

@@ -37,7 +37,7 @@ use crate::spsc;
 use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
-use shared::Shared;
+use shared::{Shared, slots_of};
 
 /// Settings of a ring.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Builder {
     ///
     /// # Errors
     /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; `NotConnected` if the ring that
-    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings have 2^24 - 1 entries
+    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings, each with its [reserve](Ring::CANCEL_RESERVE), have 2^24 - 1 entries
     /// together already, or would; otherwise what starting the thread says.
     pub fn build(self, entries: u32, engine: &Engine) -> io::Result<Ring> {
         if !(1..=Ring::MAX_ENTRIES).contains(&entries) {
@@ -101,7 +101,7 @@ impl Builder {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let poller = match &self.attach {
-            None => Arc::new(Poller::spawn(entries, self.idle)?),
+            None => Arc::new(Poller::spawn(slots_of(entries), self.idle)?),
             Some(other) => joined(other, entries)?,
         };
         Ok(self.on(poller, entries, engine))
@@ -127,14 +127,14 @@ impl Builder {
     /// The ring alone: a test gives turns to a core with its controls.
     #[cfg(test)]
     pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
-        self.on(Arc::new(Poller::without_thread(entries)), entries, engine)
+        self.on(Arc::new(Poller::without_thread(slots_of(entries))), entries, engine)
     }
 }
 
 /// The poller to attach to, with a place for a ring of `entries`.
 fn joined(other: &Weak<Poller>, entries: u32) -> io::Result<Arc<Poller>> {
     let poller = other.upgrade();
-    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(entries));
+    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(slots_of(entries)));
     match (joined, poller) {
         (Ok(()), Some(poller)) => Ok(poller),
         (Err(Refused::Full(all)), _) => {
@@ -179,6 +179,8 @@ impl Ring {
 impl Ring {
     /// Most entries of a ring.
     pub const MAX_ENTRIES: u32 = 1 << 20;
+    /// How many [`Cancel`](crate::opcode::Cancel)s and [`TimeoutRemove`](crate::opcode::TimeoutRemove)s may be pushed on a full ring.
+    pub const CANCEL_RESERVE: u32 = shared::CANCEL_RESERVE;
 
     /// Settings for a new ring.
     pub fn builder() -> Builder {

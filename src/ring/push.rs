@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::future::{EntryFuture, Route};
 use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
-use super::shared::{LaneWord, Life, Shared};
+use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::engine::Segment;
 use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::spsc::{self, Leftover, Producer};
-use crate::sqe::{Sqe, op_flags};
+use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::Ordering;
 
 /// Why an entry was not accepted, and the entry, unchanged.
@@ -28,7 +28,8 @@ pub struct PushError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted.
+    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted. A Cancel
+    /// may go up to [`Ring::CANCEL_RESERVE`](crate::Ring::CANCEL_RESERVE) beyond that, where there is a place in the submission queue.
     /// `EAGAIN` in io_uring's terms. For each completion that is reaped there is room for one more, but for one with `MORE`.
     #[error("the ring is full: {capacity} entries are outstanding; submit, reap completions and push again")]
     Full {
@@ -203,18 +204,25 @@ impl Pusher {
         }
     }
 
+    /// Takes a unit, unless `most` are taken.
     #[inline]
-    fn take_unit(&mut self) -> bool {
-        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit() };
-        if *accepted - *freed >= self.shared.capacity {
+    fn take_unit(&mut self, most: u64) -> bool {
+        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
+        if *accepted - *freed >= most {
             // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
             *freed = self.shared.freed.load(Ordering::Acquire);
-            if *accepted - *freed >= self.shared.capacity {
+            if *accepted - *freed >= most {
                 return false;
             }
         }
         *accepted += 1;
         true
+    }
+
+    /// Takes a unit of the reserve, which comes without a place in the queue.
+    #[cold]
+    fn take_reserved(&mut self) -> bool {
+        self.sq.room() > 0 && self.take_unit(self.shared.capacity + u64::from(CANCEL_RESERVE))
     }
 
     /// Accepts the entry, unpublished, or gives it back.
@@ -386,7 +394,7 @@ impl Pusher {
             self.give_side_back(sqe.side);
             return Err(why);
         }
-        if !self.take_unit() {
+        if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
             self.give_share_back(&sqe);
             // Of a copy: the one that is written has no address, so that it stays in registers.
             let mut refused = sqe;
