@@ -7,13 +7,17 @@ use std::fmt;
 pub mod errno {
     pub const ENOENT: i32 = 2;
     pub const EIO: i32 = 5;
+    pub const EAGAIN: i32 = 11;
     pub const EFAULT: i32 = 14;
     pub const EBUSY: i32 = 16;
+    pub const EEXIST: i32 = 17;
     pub const EINVAL: i32 = 22;
+    pub const ENOSPC: i32 = 28;
     pub const ETIME: i32 = 62;
     pub const EPROTO: i32 = 71;
     pub const EBADMSG: i32 = 74;
     pub const EBADFD: i32 = 77;
+    pub const EMSGSIZE: i32 = 90;
     pub const EOPNOTSUPP: i32 = 95;
     pub const ECONNRESET: i32 = 104;
     pub const ENOBUFS: i32 = 105;
@@ -23,6 +27,7 @@ pub mod errno {
     pub const ESTALE: i32 = 116;
     pub const EREMOTEIO: i32 = 121;
     pub const ECANCELED: i32 = 125;
+    pub const EKEYEXPIRED: i32 = 127;
     pub const EOWNERDEAD: i32 = 130;
     pub const ENOTRECOVERABLE: i32 = 131;
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
+use crate::ring::share::STORE;
 use crate::sqe::op_flags;
 use crate::thread;
 use crate::transport::{RawMemory, Transport, TransportError};
@@ -26,6 +27,8 @@ struct EngineInner {
     /// Every region ever registered: their addresses are given back only after the transport is closed.
     regions: Mutex<Regions>,
     segments: Mutex<Segments>,
+    /// The names of the Store clients that it had so far.
+    stores: Mutex<Vec<Box<str>>>,
     /// By name, and whether afresh.
     opening: Mutex<HashMap<(String, bool), Arc<Opening>>>,
 }
@@ -52,7 +55,12 @@ struct Regions {
     sealed: Vec<Arc<RegionInner>>,
 }
 
-static NEXT_ENGINE: AtomicU64 = AtomicU64::new(1);
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// A number for an engine, or for a Store client: a core tells its drivers apart by them.
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Relaxed)
+}
 
 impl Engine {
     /// An engine that copies inside this process. It needs nothing and really moves bytes; two of them reach each other
@@ -75,11 +83,12 @@ impl Engine {
     pub(crate) fn over(transport: Arc<dyn Transport>) -> Engine {
         Engine {
             inner: Arc::new(EngineInner {
-                id: NEXT_ENGINE.fetch_add(1, Relaxed),
+                id: next_id(),
                 name: transport.name(),
                 transport,
                 regions: Mutex::default(),
                 segments: Mutex::default(),
+                stores: Mutex::default(),
                 opening: Mutex::default(),
             }),
         }
@@ -280,6 +289,21 @@ impl Engine {
             .wait(limit)
             .ok_or_else(|| OpenError::Limit { name: name.to_owned(), limit })?
             .map_err(OpenError::Transport)
+    }
+
+    /// A number for a new Store client.
+    pub(crate) fn next_store(&self, name: &str) -> u32 {
+        let mut stores = lock(&self.inner.stores);
+        stores.push(name.into());
+        STORE | (stores.len() as u32 - 1)
+    }
+
+    /// What the segment or the Store client is called that entries name by `peer`.
+    pub(crate) fn peer_name(&self, peer: u32) -> Option<String> {
+        match peer & STORE {
+            0 => self.segment(peer).map(|segment| segment.name().to_owned()),
+            _ => lock(&self.inner.stores).get((peer & !STORE) as usize).map(|name| name.to_string()),
+        }
     }
 
     /// The segment that entries name by `target`.

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use bitflags::bitflags;
 
-use crate::engine::{Place, Remote, Segment};
+use crate::engine::{Place, Remote};
 use crate::fence::Fence;
 use crate::region::{RegionInner, Slice};
 use crate::ring::Messages;
 use crate::sqe::Opcode;
+use crate::store::request::Request;
 
 bitflags! {
     /// How an entry stands to the ones around it. The numbers are io_uring's.
@@ -74,6 +75,8 @@ pub(crate) enum Other {
         target: Option<Messages>,
     },
     Parts(Box<Parts>),
+    /// What a Store is asked.
+    Store(Arc<Request>),
 }
 
 /// The parts of a vectored entry.
@@ -155,18 +158,22 @@ impl Entry {
         Entry { payload: Payload::Transfer(transfer), ..Entry::new(op, args) }
     }
 
-    /// The segment that it goes to, if it moves anything.
-    #[inline]
-    pub(crate) fn segment(&self) -> Option<&Segment> {
+    pub(crate) fn store(op: Opcode, request: Arc<Request>) -> Entry {
+        Entry { payload: Payload::Other(Other::Store(request)), ..Entry::new(op, Args::default()) }
+    }
+
+    /// The name of the segment or the Store that it goes to.
+    pub(crate) fn peer_name(&self) -> &str {
         let transfer = match &self.payload {
-            Payload::Transfer(transfer) => transfer,
-            Payload::Other(Other::Values { .. }) => return None,
+            Payload::Transfer(transfer) => Some(transfer),
+            Payload::Other(Other::Values { .. }) => None,
+            Payload::Other(Other::Store(request)) => return request.client.name(),
             Payload::Other(Other::Parts(parts)) => match &**parts {
-                Parts::List(list) => list.first()?,
-                Parts::Pages { base, .. } => base,
+                Parts::List(list) => list.first(),
+                Parts::Pages { base, .. } => Some(base),
             },
         };
-        Some(&transfer.remote.segment)
+        transfer.map_or("", |transfer| transfer.remote.segment.name())
     }
 
     pub(crate) fn message(target: Messages, user_data: u64, res: u32) -> Entry {

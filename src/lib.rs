@@ -14,8 +14,6 @@
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
 //!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times; a
 //!   completion with [`CqeFlags::MORE`] is not the last.
-//! * An entry may have its own future instead of a completion in the queue ([`push_future`](SubmissionQueue::push_future)):
-//!   an [`EntryFuture`] owns a buffer, gives it back when nothing touches it any more, and may be dropped at any time.
 //! * [`EntryFlags`] put entries in order: links make chains, drains wait for all before. [`opcode::Timeout`],
 //!   [`Entry::gate_limit`] and [`Entry::transfer_limit`] bound time; [`opcode::Cancel`] and [`Controller`] end entries
 //!   before theirs, and wait until a buffer is left alone.
@@ -175,9 +173,10 @@
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Ring::eventfd`], [`EventFd`]'s calls | never |
-//! | [`EntryFuture`], its calls and its drop | never |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
+//! | [`store::Client::register`], [`unregister`](store::Client::unregister) | as long as the Store needs |
+//! | [`store::Client::close`] | at most its limit; dropping a client never blocks |
 //! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
 //! | dropping a [`Ring`], or the last of its halves | at most [`Builder::grace`] and 10 s |
 //! | [`Ring::close`] | at most its limit and 10 s |
@@ -189,8 +188,8 @@
 //! and one to reap, each for a thread of its own. Any number of further threads push through [`Submitter`]s, one each. Engines, segments, regions, fences and signallers can be sent and shared.
 //!
 //! Each ring has one thread, `moonring-poller`, or shares that of the ring that it is attached to ([`Builder::attach`]). An
-//! [`Engine::open_segment`] runs on a `moonring-open`, the end of an engine under a closing ring, and any end of a Mooncake
-//! engine, on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
+//! [`Engine::open_segment`] runs on a `moonring-open`, a Store's calls on its `moonring-store`s, the end of an engine under a closing ring, and any end of a Mooncake
+//! engine or a Store client, on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
 //! transfers are in flight, or CUDA fences are waited for, it looks again at growing intervals of at most 5 ms.
 //!
 //! ```
@@ -258,6 +257,7 @@ mod region;
 mod ring;
 mod spsc;
 mod sqe;
+pub mod store;
 mod sync;
 mod thread;
 #[cfg(feature = "unstable-transport")]
@@ -272,9 +272,9 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, Counts, Ended,
-    EntryFuture, EventFd, Messages, OpenChain, PeerStats, PushChainError, PushError, Refusal, Ring, StageCounts, Stats,
-    Submission, SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, Counts, EventFd,
+    Messages, OpenChain, PeerStats, PushChainError, PushError, Refusal, Ring, StageCounts, Stats, Submission,
+    SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

@@ -9,6 +9,8 @@ use crate::entry::{Args, Entry, Parts, Transfer};
 use crate::region::{Registered, Slice};
 use crate::ring::Messages;
 use crate::sqe::{Opcode, op_flags};
+use crate::store;
+pub use crate::store::opcode::{Exist, Get, Put, Remove};
 
 /// Does nothing: completes with 0 once its fences have signalled. For measuring, and for waking a reaper.
 #[derive(Clone, Copy, Debug, Default)]
@@ -380,6 +382,12 @@ impl Select {
     #[inline]
     pub fn segment(segment: &Segment) -> Select {
         Select { op_flags: op_flags::SEGMENT, key: u64::from(segment.inner.target) }
+    }
+
+    /// What goes to a Store, or comes from it.
+    #[inline]
+    pub fn store(client: &store::Client) -> Select {
+        Select { op_flags: op_flags::SEGMENT, key: u64::from(client.inner.target) }
     }
 
     /// What uses a region.

@@ -168,6 +168,13 @@ impl RegionInner {
         self.ended.fetch_add(1, Ordering::Release);
     }
 
+    /// Uses begun and not ended.
+    pub(crate) fn uses(&self) -> u64 {
+        // `ended` first: read last, it could count a use that `begun` did not.
+        let ended = self.ended.load(Ordering::Acquire);
+        (self.begun.load(Ordering::Relaxed) & !CLOSED).saturating_sub(ended)
+    }
+
     /// Refuses new uses, unless there are some: then it answers how many and changes nothing, not for a moment.
     pub(crate) fn close(&self) -> Result<(), u64> {
         // `ended` first: read last, it could count a use that `begun` did not. Acquire: what the uses did is over before

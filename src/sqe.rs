@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use static_assertions::{const_assert, const_assert_eq};
 
-use crate::code::{Stage, errno};
-use crate::cqe::{Cqe, CqeFlags};
+use crate::code::errno;
 use crate::entry::EntryFlags;
 use crate::fence::FenceInner;
 use crate::region::RegionInner;
-use crate::ring::future::Route;
 use crate::ring::message::Mailbox;
 use crate::ring::parts::{PartList, PartLists};
 use crate::spsc::Leftover;
+use crate::store::request::Request;
 
 /// What an entry does. The numbers are moonring's own; 0 is io_uring's Nop too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +29,18 @@ pub(crate) enum Opcode {
     Readv = 8,
     Writev = 9,
     MsgRing = 10,
+    Get = 11,
+    Put = 12,
+    Exist = 13,
+    Remove = 14,
 }
 
 impl Opcode {
+    /// True if it is for a Store.
+    pub(crate) fn is_store(self) -> bool {
+        matches!(self, Opcode::Get | Opcode::Put | Opcode::Exist | Opcode::Remove)
+    }
+
     /// True if its bytes move in parts.
     pub(crate) fn is_vectored(self) -> bool {
         matches!(self, Opcode::Readv | Opcode::Writev)
@@ -65,8 +73,6 @@ pub(crate) mod op_flags {
     pub(crate) const MORE_BELOW: u16 = 1 << 10;
     /// Read, Write: it goes on above the range.
     pub(crate) const MORE_ABOVE: u16 = 1 << 11;
-    /// Any: what its end feeds has a route, where its completions go.
-    pub(crate) const ROUTED: u16 = 1 << 12;
 }
 
 /// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
@@ -85,11 +91,11 @@ pub(crate) struct Sqe {
     pub(crate) local: u64,
     /// The local range's region, with a use begun; null without. Alive as long as its engine, which the ring keeps. For a
     /// vectored entry its list of parts instead, from `Box::into_raw`; for a message the target's mailbox, as an `Arc`'s raw
-    /// pointer, with a unit of the target's capacity.
+    /// pointer, with a unit of the target's capacity; for a Store its request, as an `Arc`'s raw pointer.
     pub(crate) region: *const RegionInner,
     /// The remote range's address; a timeout's new nanoseconds.
     pub(crate) remote: u64,
-    /// The transport's number for the segment.
+    /// The transport's number for the segment; a Store client's number, with [`STORE`](crate::ring::share::STORE).
     pub(crate) target: u32,
     /// Index of a side block, or [`Sqe::NO_SIDE`].
     pub(crate) side: u32,
@@ -133,48 +139,13 @@ impl Sqe {
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
     }
 
-    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with. One
-    /// with a route stays for the completions.
+    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with.
     #[inline]
     pub(crate) fn signal(&mut self, root: Option<i32>) {
-        if self.is_routed() {
-            // SAFETY: as below; it is kept.
-            if let Some(signal) = unsafe { self.signal.as_ref() } {
-                signal.tell(root);
-            }
-        } else if !self.signal.is_null() {
+        if !self.signal.is_null() {
             let signal = std::mem::replace(&mut self.signal, ptr::null());
             // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count, which is let go of here.
             unsafe { Arc::from_raw(signal) }.tell(root);
-        }
-    }
-
-    /// True if its completions go to a future.
-    #[inline]
-    pub(crate) fn is_routed(&self) -> bool {
-        self.op_flags & op_flags::ROUTED != 0
-    }
-
-    /// Where its completions go, until the last of them has.
-    pub(crate) fn route(&self) -> Option<&Route> {
-        if !self.is_routed() {
-            return None;
-        }
-        // SAFETY: a non-null `signal` came from `Arc::into_raw` at push, and the one copy of the entry that counts owns a count.
-        unsafe { self.signal.as_ref() }?.route()
-    }
-
-    /// Completes the future, and lets go of it with the last completion.
-    pub(crate) fn answer(&mut self, cqe: Cqe) {
-        if let Some(route) = self.route() {
-            route.complete(cqe);
-        }
-        if !cqe.flags().contains(CqeFlags::MORE) {
-            let signal = std::mem::replace(&mut self.signal, ptr::null());
-            if !signal.is_null() {
-                // SAFETY: as in `signal`.
-                drop(unsafe { Arc::from_raw(signal) });
-            }
         }
     }
 
@@ -190,9 +161,9 @@ impl Sqe {
             && self.signal.is_null()
     }
 
-    /// True if it moves bytes.
+    /// True if a transport or a Store does it.
     pub(crate) fn is_transfer(&self) -> bool {
-        matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored()
+        matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored() || self.op.is_store()
     }
 
     /// Takes back what its caller said of the remote registration, so that it is issued alone.
@@ -201,9 +172,9 @@ impl Sqe {
         self.op_flags &= !(op_flags::MORE_BELOW | op_flags::MORE_ABOVE);
     }
 
-    /// The segment whose share it takes a unit of.
+    /// The peer whose share it takes a unit of.
     #[inline]
-    pub(crate) fn segment(&self) -> Option<u32> {
+    pub(crate) fn peer(&self) -> Option<u32> {
         (self.is_transfer() && self.target != Sqe::NO_TARGET).then_some(self.target)
     }
 
@@ -237,6 +208,9 @@ impl Sqe {
         if self.op.is_vectored() {
             return self.parts().is_some_and(|parts| parts.uses_region(address));
         }
+        if self.op.is_store() {
+            return self.request().is_some_and(|request| request.uses_region(address));
+        }
         // SAFETY: as in `end_use`.
         unsafe { self.region.as_ref() }.is_some_and(|region| region.memory.address == address)
     }
@@ -246,6 +220,7 @@ impl Sqe {
         if self.op.is_vectored() {
             drop(self.take_parts());
         }
+        drop(self.take_request());
         self.region = ptr::null();
     }
 
@@ -265,6 +240,28 @@ impl Sqe {
         (!target.is_null()).then(|| unsafe { Arc::from_raw(target) })
     }
 
+    /// Gives an entry for a Store its request, with the uses of its regions begun.
+    pub(crate) fn set_request(&mut self, request: Arc<Request>) {
+        debug_assert!(self.op.is_store());
+        self.region = Arc::into_raw(request).cast();
+    }
+
+    /// What a Store is asked, until its uses are ended.
+    pub(crate) fn request(&self) -> Option<&Request> {
+        // SAFETY: the pointer of an entry for a Store is null or came from `set_request`, and the one copy of the entry that
+        // counts owns the count.
+        self.op.is_store().then(|| unsafe { self.region.cast::<Request>().as_ref() }).flatten()
+    }
+
+    fn take_request(&mut self) -> Option<Arc<Request>> {
+        if !self.op.is_store() {
+            return None;
+        }
+        let request = std::mem::replace(&mut self.region, ptr::null()).cast::<Request>();
+        // SAFETY: as above; it is forgotten here.
+        (!request.is_null()).then(|| unsafe { Arc::from_raw(request) })
+    }
+
     /// Ends the uses of regions; of a message's target, if it was not sent. A vectored entry's list goes back to its pool, if
     /// that is there.
     #[inline]
@@ -281,6 +278,9 @@ impl Sqe {
         if let Some(target) = self.take_mailbox() {
             target.give_back();
         }
+        if let Some(request) = self.take_request() {
+            request.end_uses();
+        }
         let region = std::mem::replace(&mut self.region, ptr::null());
         if !region.is_null() {
             // SAFETY: the engine keeps every region's `RegionInner` until it is dropped, and the ring keeps the engine.
@@ -296,8 +296,5 @@ impl Leftover for Sqe {
         drop(self.take_fence());
         self.signal(Some(errno::ESHUTDOWN));
         self.end_use(None);
-        if self.is_routed() {
-            self.answer(Cqe::new(self.user_data, -errno::ESHUTDOWN, Stage::Shutdown.bits(), 0, 0, 0));
-        }
     }
 }

@@ -49,7 +49,7 @@ fn every_pair_is_named_once_for_each_transport_and_exists() {
     let sections = sections();
     assert_eq!(
         sections.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-        ["Any transport", "Entries without a transfer", "Mooncake", "Loopback", "Simulated"]
+        ["Any transport", "Entries without a transfer", "Mooncake", "Store", "Loopback", "Simulated"]
     );
     let (any, others) = sections.split_first().unwrap();
     for (name, rows) in others {

@@ -199,7 +199,7 @@ impl Gate {
         match &fence.kind {
             // A point is never settled: its timeline moves.
             Kind::Point { timeline, value } => self.watch(timeline, *value, registration),
-            Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => {
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => {
                 if !fence.registrations.add(&place.node) {
                     self.free.push(registration);
                     return Err(fence.status());

@@ -31,16 +31,16 @@ use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
 use crate::entry::EntryFlags;
-use crate::fence::{FenceInner, FenceStatus, Inbox};
+use crate::fence::{FenceStatus, Inbox};
 use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
-use crate::ring::shared::{MAX_FENCES, Shared, slots_of};
+use crate::ring::shared::{MAX_FENCES, Shared};
 use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::{self, SegQueue};
-use crate::transport::{Event, Hint, Nanos, Op, PollerWaker};
+use crate::transport::{Caps, Driver, Event, Hint, Nanos, Op, PollerWaker};
 use cancel::Quiescing;
 use chain::{Gather, Step};
 use gate::{EdgeId, Gate, Released};
@@ -75,8 +75,6 @@ pub(crate) enum Control {
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
     /// Shows what the ring has counted.
     Stats { ring: u32, reply: Arc<Reply<Stats>> },
-    /// The future of an entry is gone, or asks for its cancelling.
-    Disown { ring: u32, entry: Arc<FenceInner> },
     /// An entry of any ring posts a completion on this one.
     Message { ring: u32, user_data: u64, res: i32 },
     /// It was not sent; the unit that was taken for it is free.
@@ -240,7 +238,7 @@ impl Core {
         if self.gate.is_busy() || !self.steps.is_empty() {
             return Hint::Now;
         }
-        if !self.ready_peers.is_empty() {
+        if self.has_issuable() {
             // Their driver took nothing: it waits for others' ends.
             return Hint::Yield;
         }
@@ -270,6 +268,8 @@ impl Core {
         !self.controls.queue.is_empty()
             || self.inbox.has_fired()
             || self.rings.iter().flatten().any(RingState::has_input)
+            || self.drivers.iter().any(|driver| driver.driver.has_input())
+            || self.has_issuable()
     }
 
     /// True once no ring is left, and none can come: the poller may end.
@@ -318,11 +318,6 @@ impl Core {
                         reply.give(self.stats_of(place));
                     }
                 }
-                Control::Disown { ring, entry } => {
-                    if self.place_of(ring).is_some() {
-                        self.disown(&entry);
-                    }
-                }
                 Control::Message { ring, user_data, res } => {
                     if let Some(place) = self.place_of(ring) {
                         self.post_message(place, user_data, res);
@@ -367,8 +362,8 @@ impl Core {
 
     fn add_ring(&mut self, number: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
         // Rings that are gone have left their slots and edges.
-        let rights = self.rings.iter().flatten().map(|ring| slots_of(ring.capacity()) as usize);
-        let slots = rights.sum::<usize>() + slots_of(shared.capacity as u32) as usize;
+        let capacities = self.rings.iter().flatten().map(|ring| ring.capacity() as usize);
+        let slots = capacities.sum::<usize>() + shared.capacity as usize;
         let more = slots.saturating_sub(self.slots.len());
         self.slots.grow(more);
         self.timers.grow(more);
@@ -394,13 +389,21 @@ impl Core {
     }
 
     fn driver_for(&mut self, engine: &crate::Engine) -> usize {
-        if let Some(known) = self.drivers.iter().position(|driver| driver.engine == engine.id()) {
+        if let Some(known) = self.driver_of(engine.id()) {
             return known;
         }
         let waker = PollerWaker(Arc::clone(&self.controls.doorbell));
         let transport = Arc::clone(engine.transport());
-        let state =
-            DriverState { engine: engine.id(), caps: transport.caps(), driver: transport.driver(waker), ending: false };
+        self.add_driver(engine.id(), transport.caps(), transport.driver(waker))
+    }
+
+    /// The driver of an engine or a Store client.
+    fn driver_of(&self, id: u64) -> Option<usize> {
+        self.drivers.iter().position(|driver| driver.engine == id)
+    }
+
+    fn add_driver(&mut self, id: u64, caps: Caps, driver: Box<dyn Driver>) -> usize {
+        let state = DriverState { engine: id, caps, driver, ending: false };
         match self.drivers.iter().position(|driver| driver.engine == DriverState::NO_ENGINE) {
             Some(spare) => {
                 self.drivers[spare] = state;
@@ -533,6 +536,7 @@ impl Core {
         self.slots[slot].issued = self.now;
         match op {
             Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev if len > 0 => self.make_ready(slot),
+            Opcode::Get | Opcode::Put | Opcode::Exist | Opcode::Remove => self.make_ready(slot),
             Opcode::Wait | Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev => {
                 self.conclude(slot, 0, Stage::Done, 0);
             }
@@ -607,11 +611,6 @@ impl Core {
         if self.slots[slot].quiet {
             ring.end_use(&mut self.slots[slot].sqe);
         }
-        if self.slots[slot].sqe.is_routed() {
-            // Whoever waits for it hears of every end, and has room for it.
-            self.post_now(slot);
-            return;
-        }
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
             ring.give_back(&self.slots[slot], true);
             self.slots.release(slot);
@@ -632,17 +631,10 @@ impl Core {
         let cqe = cqe_of(entry);
         if entry.quiet {
             ring.give_back(entry, false);
-        }
-        if entry.sqe.is_routed() {
-            // Before the future, which may push at once.
-            ring.publish();
-            entry.sqe.answer(cqe);
-        } else {
             ring.post(cqe);
-        }
-        if entry.quiet {
             self.slots.release(slot);
         } else {
+            ring.post(cqe);
             entry.state = State::Overdue;
         }
     }
@@ -772,10 +764,8 @@ impl Core {
         }
         let Some(ring) = self.rings[index as usize].take() else { return };
         self.spare_edges.push(ring.all_side_edges());
-        if self.rings.iter().flatten().all(|other| other.driver != ring.driver) {
-            self.retire_driver(ring.driver);
-        }
-        self.controls.leave(slots_of(ring.capacity()));
+        self.retire_drivers(&ring);
+        self.controls.leave(ring.capacity());
         ring.finish();
     }
 
@@ -880,10 +870,6 @@ impl Core {
                 entry.landed = self.now;
                 let unquiet = if stopped { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
                 entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | unquiet;
-                if entry.sqe.is_routed() {
-                    self.post_now(slot);
-                    continue;
-                }
                 entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
                 ring.wait_for_room(&mut self.slots, slot);

@@ -1,17 +1,24 @@
 //! Issuing: ready entries wait per peer, and go to the transport in batches.
 
+use std::ptr;
+use std::sync::Arc;
+
+use super::ring::RingState;
 use super::slots::{List, NONE, State};
 use super::{BUDGET, Core, merge};
 use crate::Segment;
 use crate::code::{Stage, errno};
 use crate::ring::parts::Part;
+use crate::ring::share::place;
 use crate::sqe::Opcode;
+use crate::store::StoreDriver;
+use crate::store::pool::Pool;
 use crate::transport::{Caps, Direction, Driver, Event, Hint, Nanos, Op};
 
-/// An engine's driver on this core, shared by the core's rings on that engine.
+/// The driver of an engine, or of a Store client, on this core, shared by the core's rings that use it.
 #[derive(Debug)]
 pub(super) struct DriverState {
-    /// Which engine. No handle on it: the rings keep it, and the last of them ends it.
+    /// Which engine or client. No handle on it: rings keep the one, entries the other, and the last of them ends it.
     pub(super) engine: u64,
     pub(super) caps: Caps,
     pub(super) driver: Box<dyn Driver>,
@@ -56,7 +63,7 @@ pub(super) struct Offered {
     op: u32,
 }
 
-/// One segment of one engine.
+/// One segment of one engine, or one Store client.
 #[derive(Debug)]
 pub(super) struct Peer {
     driver: usize,
@@ -98,18 +105,27 @@ impl Core {
     fn peer_of(&mut self, slot: u32) -> u32 {
         let entry = &self.slots[slot];
         let (ring, target) = (entry.ring, entry.sqe.target);
-        let known = self.rings[ring as usize].as_ref().and_then(|ring| ring.peers.get(target as usize).copied());
+        let known = self.rings[ring as usize].as_ref().and_then(|ring| ring.peers.get(place(target)).copied());
         match known {
             Some(peer) if peer != NONE => peer,
-            _ => self.meet(ring, target),
+            _ => self.meet(slot),
         }
     }
 
-    /// The peer that a ring names `target`, met for the first time by this ring.
-    fn meet(&mut self, ring: u32, target: u32) -> u32 {
-        let state = self.ring(ring);
-        let driver = state.driver;
-        let segment = state.engine().segment(target);
+    /// The peer of an entry, met for the first time by its ring.
+    fn meet(&mut self, slot: u32) -> u32 {
+        let entry = &self.slots[slot];
+        let (ring, target) = (entry.ring, entry.sqe.target);
+        let (driver, segment) = match entry.sqe.request() {
+            Some(request) => {
+                let (id, pool) = (request.client.id, Arc::clone(&request.client.pool));
+                (self.store_driver(id, pool), None)
+            }
+            None => {
+                let state = self.ring(ring);
+                (state.driver, state.engine().segment(target))
+            }
+        };
         let known = self.peers.iter().position(|peer| peer.driver == driver && peer.target == target);
         let peer = known.unwrap_or_else(|| {
             let peer = Peer { driver, target, segment, ready: List::new(), in_flight: 0, queued: false };
@@ -125,21 +141,53 @@ impl Core {
             }
         }) as u32;
         let peers = &mut self.ring(ring).peers;
-        if peers.len() <= target as usize {
-            peers.resize(target as usize + 1, NONE);
+        let at = place(target);
+        if peers.len() <= at {
+            peers.resize(at + 1, NONE);
         }
-        peers[target as usize] = peer;
+        peers[at] = peer;
         peer
     }
 
-    /// The last ring with a driver is gone: its engine may end from now on, and other engines use its place and its peers'.
-    pub(super) fn retire_driver(&mut self, driver: usize) {
+    fn store_driver(&mut self, client: u64, pool: Arc<Pool>) -> usize {
+        if let Some(known) = self.driver_of(client) {
+            return known;
+        }
+        // Those of clients that have ended have no entries any more.
+        let ended: Vec<usize> =
+            (0..self.drivers.len()).filter(|&driver| self.drivers[driver].driver.is_over()).collect();
+        ended.into_iter().for_each(|driver| self.retire_driver(driver));
+        let caps = StoreDriver::caps(&pool);
+        let driver = StoreDriver::new(pool, self.doorbell());
+        self.add_driver(client, caps, Box::new(driver))
+    }
+
+    /// A ring is gone, and with it the drivers that no other one uses.
+    pub(super) fn retire_drivers(&mut self, ring: &RingState) {
+        let stores = ring.peers.iter().filter(|&&peer| peer != NONE).map(|&peer| self.peers[peer as usize].driver);
+        let mut drivers: Vec<usize> = stores.chain([ring.driver]).collect();
+        drivers.sort_unstable();
+        drivers.dedup();
+        for driver in drivers {
+            let of_driver = |&peer: &u32| peer != NONE && self.peers[peer as usize].driver == driver;
+            let uses = |other: &RingState| other.driver == driver || other.peers.iter().any(of_driver);
+            if !self.rings.iter().flatten().any(uses) {
+                self.retire_driver(driver);
+            }
+        }
+    }
+
+    /// The last user of a driver is gone: its engine may end from now on, and others use its place and its peers'.
+    fn retire_driver(&mut self, driver: usize) {
         let Some(state) = self.drivers.get_mut(driver) else { return };
         (state.engine, state.ending, state.driver) = (DriverState::NO_ENGINE, false, Box::new(Retired));
         state.caps.threads_here = false;
         self.ready_peers.retain(|&peer| self.peers[peer as usize].driver != driver);
-        for peer in self.peers.iter_mut().filter(|peer| peer.driver == driver) {
+        for (index, peer) in (0u32..).zip(&mut self.peers).filter(|(_, peer)| peer.driver == driver) {
             (peer.driver, peer.segment) = (NO_DRIVER, None);
+            for ring in self.rings.iter_mut().flatten() {
+                ring.peers.iter_mut().filter(|known| **known == index).for_each(|known| *known = NONE);
+            }
         }
     }
 
@@ -158,11 +206,24 @@ impl Core {
         let mut any = false;
         for _ in 0..self.ready_peers.len() {
             let Some(index) = self.ready_peers.pop_front() else { break };
+            if !self.driver_has_room(index) {
+                self.ready_peers.push_back(index);
+                continue;
+            }
             self.peers[index as usize].queued = false;
             any |= self.issue_batch(index);
             self.queue_peer(index);
         }
         any
+    }
+
+    fn driver_has_room(&self, peer: u32) -> bool {
+        self.drivers[self.peers[peer as usize].driver].driver.has_room()
+    }
+
+    /// True if a turn would offer something to a driver that may take it.
+    pub(super) fn has_issuable(&self) -> bool {
+        self.ready_peers.iter().any(|&peer| self.driver_has_room(peer))
     }
 
     /// True if that got anything out of the way.
@@ -178,7 +239,7 @@ impl Core {
             && self.offered.len() < BUDGET as usize
         {
             let sqe = &self.slots[slot].sqe;
-            let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv);
+            let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv | Opcode::Get);
             let direction = if reads { Direction::Read } else { Direction::Write };
             let token = self.slots.token(slot);
             if let Some(parts) = sqe.parts() {
@@ -196,7 +257,9 @@ impl Core {
                 self.offered.push(Offered { slot, ..before });
             } else if self.ops.len() < most {
                 self.offered.push(Offered { slot, op: self.ops.len() as u32 });
-                self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote: sqe.remote });
+                let request = sqe.request().map(|request| ptr::from_ref(request).expose_provenance() as u64);
+                let remote = request.unwrap_or(sqe.remote);
+                self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote });
             } else {
                 break;
             }

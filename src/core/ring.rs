@@ -63,10 +63,10 @@ pub(super) struct RingState {
     pub(super) driver: usize,
     /// Its side blocks' edges; there may be more than it needs.
     side_edges: Range<usize>,
-    /// Its peers, by the transport's number.
+    /// Its peers, by their [`place`](crate::ring::share::place).
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
-    /// Something has happened to it that the next step of closing is for: an entry has ended for good.
+    /// It is closing, and something has happened to it since the last step of that.
     stirred: bool,
     /// Its engine is being ended, with operations in flight.
     ending: Option<Arc<Ending>>,
@@ -339,6 +339,7 @@ impl RingState {
     pub(super) fn post(&mut self, cqe: Cqe) {
         if let Some((closing, _)) = &self.closing {
             closing.keep(cqe);
+            self.stirred = true;
             return;
         }
         self.cq.write(cqe).expect("the caller has seen room");
@@ -351,13 +352,12 @@ impl RingState {
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
         self.freed += 1;
-        self.stirred = true;
     }
 
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).
     #[inline]
     pub(super) fn give_back(&mut self, entry: &Slot, silent: bool) {
-        if let Some(target) = entry.sqe.segment() {
+        if let Some(target) = entry.sqe.peer() {
             self.share(target).give_back();
         }
         self.tally.end(entry, silent);

@@ -5,6 +5,7 @@ use super::slots::Slot;
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Outcome;
+use crate::ring::share::{peer_at, place};
 use crate::ring::stats::{Counts, PeerStats, Stats};
 use crate::sqe::{Opcode, Sqe};
 
@@ -12,13 +13,13 @@ use crate::sqe::{Opcode, Sqe};
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     total: Counts,
-    /// By the transport's number for the segment.
+    /// By their [`place`].
     peers: Vec<Counts>,
 }
 
 impl Tally {
     fn peer(&mut self, target: u32) -> &mut Counts {
-        let at = target as usize;
+        let at = place(target);
         if self.peers.len() <= at {
             self.peers.resize(at + 1, Counts::default());
         }
@@ -29,7 +30,7 @@ impl Tally {
     #[inline]
     pub(super) fn take(&mut self, sqe: &Sqe) {
         self.total.accepted += 1;
-        if let Some(target) = sqe.segment() {
+        if let Some(target) = sqe.peer() {
             self.peer(target).accepted += 1;
         }
     }
@@ -52,7 +53,7 @@ impl Tally {
     #[inline]
     pub(super) fn end(&mut self, entry: &Slot, silent: bool) {
         end(&mut self.total, entry, silent);
-        if let Some(target) = entry.sqe.segment() {
+        if let Some(target) = entry.sqe.peer() {
             end(self.peer(target), entry, silent);
         }
     }
@@ -77,12 +78,12 @@ impl Tally {
 
     pub(super) fn show(&self, capacity: u32, engine: &Engine) -> Stats {
         let mut peers: Vec<PeerStats> = Vec::new();
-        for (target, counts) in self.peers.iter().enumerate().filter(|(_, counts)| counts.accepted > 0) {
-            let Some(segment) = engine.segment(target as u32) else { continue };
-            // Reopened, a segment has a new number and its old name.
-            match peers.iter_mut().find(|peer| peer.name == segment.name()) {
+        for (at, counts) in self.peers.iter().enumerate().filter(|(_, counts)| counts.accepted > 0) {
+            let Some(name) = engine.peer_name(peer_at(at)) else { continue };
+            // Reopened, a segment has a new number and its old name; so has another client of one Store.
+            match peers.iter_mut().find(|peer| peer.name == name) {
                 Some(peer) => peer.counts.add(counts),
-                None => peers.push(PeerStats { name: segment.name().to_owned(), counts: *counts }),
+                None => peers.push(PeerStats { name, counts: *counts }),
             }
         }
         let mut stats = Stats { capacity, total: self.total, peers };
@@ -106,8 +107,8 @@ fn end(counts: &mut Counts, entry: &Slot, silent: bool) {
     }
     if outcome == Outcome::Ok {
         match entry.sqe.op {
-            Opcode::Read | Opcode::Readv => counts.read_bytes += entry.res as u64,
-            Opcode::Write | Opcode::Writev => counts.written_bytes += entry.res as u64,
+            Opcode::Read | Opcode::Readv | Opcode::Get => counts.read_bytes += entry.res as u64,
+            Opcode::Write | Opcode::Writev | Opcode::Put => counts.written_bytes += entry.res as u64,
             _ => {}
         }
     }

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use super::future::{EntryFuture, Route};
 use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
-use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
+use super::shared::{LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
-use crate::engine::Segment;
 use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::spsc::{self, Leftover, Producer};
-use crate::sqe::{Opcode, Sqe, op_flags};
+use crate::sqe::Sqe;
+use crate::store::request::{self, MAX_KEY, Request, Unusable};
 use crate::sync::Ordering;
 
 /// Why an entry was not accepted, and the entry, unchanged.
@@ -28,8 +27,7 @@ pub struct PushError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted. A Cancel
-    /// may go up to [`Ring::CANCEL_RESERVE`](crate::Ring::CANCEL_RESERVE) beyond that, where there is a place in the submission queue.
+    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted.
     /// `EAGAIN` in io_uring's terms. For each completion that is reaped there is room for one more, but for one with `MORE`.
     #[error("the ring is full: {capacity} entries are outstanding; submit, reap completions and push again")]
     Full {
@@ -108,6 +106,18 @@ pub enum Refusal {
     /// The local range's region is unregistered.
     #[error("the local range {0} is not registered any more")]
     Unregistered(crate::RawMemory),
+    /// The Store client belongs to another engine.
+    #[error("the client of the Store {0:?} belongs to another engine than the ring's; connect one with the ring's")]
+    ForeignStore(Box<str>),
+    /// The key cannot be used.
+    #[error("the key {0:?} cannot be used: a key has 1 to {MAX_KEY} bytes, none of them zero")]
+    Key(Box<str>),
+    /// The Put has no bytes: a Store keeps no empty objects.
+    #[error("the Put of {0:?} has no bytes; a Store keeps objects of at least 1")]
+    NoBytes(Box<str>),
+    /// The local range's region is not registered with the Store.
+    #[error("the local range {0} is not registered with the Store; register it with store::Client::register")]
+    NotInStore(crate::RawMemory),
     /// The segment was reopened since.
     #[error("the segment handle {0:?} is stale: the segment was reopened; use the new handle")]
     StaleSegment(Box<str>),
@@ -174,10 +184,8 @@ pub(super) struct Pusher {
     /// The last entry pushed is linked to the next.
     open: bool,
     shares: Shares,
-    pub(super) controls: Arc<Controls>,
-    pub(super) ring: u32,
-    /// After the queue, and the controls with other queues in them, so that it is dropped after them: entries that no core took
-    /// end their uses of regions, which the engine keeps.
+    /// After the queue, so that it is dropped after it: entries that no core took end their uses of regions, which the
+    /// engine keeps.
     pub(super) shared: Arc<Shared>,
 }
 
@@ -191,9 +199,8 @@ enum Units {
 }
 
 impl Pusher {
-    pub(super) fn owner(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32, sq: Producer<Sqe>) -> Pusher {
-        let units = Units::Own { accepted: 0, freed: 0 };
-        Pusher { shared, controls, ring, sq, units, open: false, shares: Shares::default() }
+    pub(super) fn owner(shared: Arc<Shared>, sq: Producer<Sqe>) -> Pusher {
+        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 }, open: false, shares: Shares::default() }
     }
 
     /// From now on there are other producers.
@@ -204,25 +211,18 @@ impl Pusher {
         }
     }
 
-    /// Takes a unit, unless `most` are taken.
     #[inline]
-    fn take_unit(&mut self, most: u64) -> bool {
-        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
-        if *accepted - *freed >= most {
+    fn take_unit(&mut self) -> bool {
+        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit() };
+        if *accepted - *freed >= self.shared.capacity {
             // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
             *freed = self.shared.freed.load(Ordering::Acquire);
-            if *accepted - *freed >= most {
+            if *accepted - *freed >= self.shared.capacity {
                 return false;
             }
         }
         *accepted += 1;
         true
-    }
-
-    /// Takes a unit of the reserve, which comes without a place in the queue.
-    #[cold]
-    fn take_reserved(&mut self) -> bool {
-        self.sq.room() > 0 && self.take_unit(self.shared.capacity + u64::from(CANCEL_RESERVE))
     }
 
     /// Accepts the entry, unpublished, or gives it back.
@@ -246,15 +246,6 @@ impl Pusher {
         })
     }
 
-    /// Accepts the entry, whose completions go to a future.
-    pub(super) fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
-        let (controls, ring) = (Arc::clone(&self.controls), self.ring);
-        self.push_feeding(entry, || {
-            let end = FenceInner::new(Kind::Routed(Box::new(Route::new())));
-            Ok((Arc::clone(&end), EntryFuture::new(end, controls, ring)))
-        })
-    }
-
     /// Accepts the entry, which moves a timeline, and returns its value there.
     pub(super) fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
         self.push_feeding(entry, || match progress.cell.reserve() {
@@ -275,9 +266,6 @@ impl Pusher {
         };
         match signal() {
             Ok((signal, answer)) => {
-                if signal.route().is_some() {
-                    sqe.op_flags |= op_flags::ROUTED;
-                }
                 sqe.signal = Arc::into_raw(signal);
                 self.write(sqe, entry.fence.take());
                 Ok(answer)
@@ -366,6 +354,7 @@ impl Pusher {
                 sqe.target = transfer.remote.segment.inner.target;
             }
             Payload::Other(Other::Parts(parts)) => (sqe.len, sqe.target) = self.check_parts(parts)?,
+            Payload::Other(Other::Store(request)) => (sqe.len, sqe.target) = self.check_request(request)?,
         }
         if !entry.more_fences.is_empty() || entry.limits != [0; 2] {
             sqe.side = self.take_side(entry)?;
@@ -378,6 +367,13 @@ impl Pusher {
                     return Err(Refusal::Unregistered(transfer.local.region.memory));
                 }
             }
+            Payload::Other(Other::Store(request)) => match begin_uses(request) {
+                Ok(()) => sqe.set_request(Arc::clone(request)),
+                Err(reason) => {
+                    self.give_side_back(sqe.side);
+                    return Err(reason);
+                }
+            },
             Payload::Other(Other::Parts(parts)) => match self.take_list(parts) {
                 Ok(list) => sqe.region = Sqe::place_of(list),
                 Err(reason) => {
@@ -386,15 +382,15 @@ impl Pusher {
                 }
             },
         }
-        if let Some(segment) = entry.segment()
-            && let Err(why) = self.take_share(segment)
+        if let Some(peer) = sqe.peer()
+            && let Err(why) = self.take_share(peer, entry)
         {
             let mut refused = sqe;
             refused.end_use(Some(&self.shared.lists));
             self.give_side_back(sqe.side);
             return Err(why);
         }
-        if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
+        if !self.take_unit() {
             self.give_share_back(&sqe);
             // Of a copy: the one that is written has no address, so that it stays in registers.
             let mut refused = sqe;
@@ -436,17 +432,17 @@ impl Pusher {
     }
 
     #[inline]
-    fn take_share(&mut self, segment: &Segment) -> Result<(), Refusal> {
+    fn take_share(&mut self, peer: u32, entry: &Entry) -> Result<(), Refusal> {
         let Pusher { shared, shares, .. } = self;
-        let share = shares.of(segment.inner.target, |target| shared.share(target));
+        let share = shares.of(peer, |peer| shared.share(peer));
         share.take(shared.capacity, shared.has_one_segment()).map_err(|Exhausted { limit, overdue }| {
-            let segment = segment.name().into();
+            let segment = entry.peer_name().into();
             if overdue { Refusal::SegmentOverdue { segment, limit } } else { Refusal::SegmentShare { segment, limit } }
         })
     }
 
     fn give_share_back(&mut self, sqe: &Sqe) {
-        if let Some(target) = sqe.segment() {
+        if let Some(target) = sqe.peer() {
             let Pusher { shared, shares, .. } = self;
             shares.of(target, |target| shared.share(target)).give_back();
         }
@@ -488,6 +484,29 @@ impl Pusher {
         let total = (0..parts.len()).map(|at| parts.get(at).2).sum();
         check_range(total, 0)?;
         Ok((total as u32, target))
+    }
+
+    /// Checks what a Store is asked: how many bytes and the client's number.
+    #[inline(never)]
+    fn check_request(&self, request: &Request) -> Result<(u32, u32), Refusal> {
+        let engine = &self.shared.engine;
+        if request.client.engine.id() != engine.id() {
+            return Err(Refusal::ForeignStore(request.client.name().into()));
+        }
+        if request.key.is_empty() || request.key.len() > MAX_KEY || request.key.contains('\0') {
+            return Err(Refusal::Key(request.key.clone()));
+        }
+        if request.slices().len() > MAX_PARTS {
+            return Err(Refusal::TooManyParts(request.slices().len()));
+        }
+        if request.slices().iter().any(|slice| slice.region.engine != engine.id()) {
+            return Err(Refusal::ForeignSlice(engine.name().into()));
+        }
+        check_range(request.len(), 0)?;
+        if request.kind == request::Kind::Put && request.len() == 0 {
+            return Err(Refusal::NoBytes(request.key.clone()));
+        }
+        Ok((request.len() as u32, request.client.target))
     }
 
     #[inline(never)]
@@ -564,6 +583,14 @@ impl Pusher {
     }
 }
 
+#[inline(never)]
+fn begin_uses(request: &Request) -> Result<(), Refusal> {
+    request.begin_uses().map_err(|why| match why {
+        Unusable::Unregistered(memory) => Refusal::Unregistered(memory),
+        Unusable::NotInStore(memory) => Refusal::NotInStore(memory),
+    })
+}
+
 fn check_range(len: u64, remote: u64) -> Result<(), Refusal> {
     if len > i32::MAX as u64 {
         return Err(Refusal::TooLong(len));
@@ -581,7 +608,10 @@ fn check_range(len: u64, remote: u64) -> Result<(), Refusal> {
 /// Entries become visible to the poller with [`submit`](Self::submit). Dropping a submitter submits what it has pushed.
 #[derive(Debug)]
 pub struct Submitter {
+    /// Before the pusher: the other ends of lanes may be on their way in there.
+    controls: Arc<Controls>,
     pusher: Pusher,
+    ring: u32,
     lane: u32,
 }
 
@@ -591,8 +621,8 @@ impl Submitter {
         let lane = shared.take_lane();
         shared.submitters.fetch_add(1, Ordering::Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
-        let shares = Shares::default();
-        Submitter { pusher: Pusher { shared, controls, ring, sq, units: Units::Shared, open: false, shares }, lane }
+        let pusher = Pusher { shared, sq, units: Units::Shared, open: false, shares: Shares::default() };
+        Submitter { pusher, controls, ring, lane }
     }
 
     /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after
@@ -616,15 +646,6 @@ impl Submitter {
     /// As [`push`](Self::push).
     pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
         self.pusher.push_fenced(entry)
-    }
-
-    /// Accepts an entry whose completions go to a future, as
-    /// [`SubmissionQueue::push_future`](super::SubmissionQueue::push_future).
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
-        self.pusher.push_future(entry)
     }
 
     /// Accepts an entry whose end moves a timeline, as
@@ -666,8 +687,7 @@ impl Submitter {
 
 impl Clone for Submitter {
     fn clone(&self) -> Submitter {
-        let Pusher { shared, controls, ring, .. } = &self.pusher;
-        Submitter::new(Arc::clone(shared), Arc::clone(controls), *ring)
+        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
     }
 }
 
@@ -676,7 +696,7 @@ impl Drop for Submitter {
         self.pusher.close_chain();
         let submitted = self.submit();
         debug_assert!(submitted.is_ok(), "the chain was just closed");
-        self.pusher.controls.send(Control::LaneGone { ring: self.pusher.ring, lane: self.lane });
+        self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
         self.pusher.shared.submitter_gone();
     }
 }

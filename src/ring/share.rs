@@ -1,4 +1,4 @@
-//! Shares: how much of a ring one segment's entries may take, so that a sick peer does not eat it.
+//! Shares: how much of a ring the entries of one segment, or of one Store, may take, so that a sick peer does not eat it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -64,7 +64,21 @@ impl Share {
     }
 }
 
-/// The shares that one end of a ring has met, by the transport's number for the segment, without a lock.
+/// In the number of a peer: it is a Store client, not a segment.
+pub(crate) const STORE: u32 = 1 << 31;
+
+/// A peer's place in a table that has both, segments and Store clients.
+#[inline]
+pub(crate) fn place(peer: u32) -> usize {
+    ((peer & !STORE) as usize) << 1 | (peer >> 31) as usize
+}
+
+/// The peer of a place.
+pub(crate) fn peer_at(place: usize) -> u32 {
+    (place >> 1) as u32 | if place & 1 == 0 { 0 } else { STORE }
+}
+
+/// The shares that one end of a ring has met, by the peer's [`place`], without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     known: Vec<Option<Arc<Share>>>,
@@ -74,7 +88,7 @@ impl Shares {
     /// A segment's share; `meet` finds or makes it, the first time.
     #[inline]
     pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> Arc<Share>) -> &Share {
-        let at = target as usize;
+        let at = place(target);
         if self.known.len() <= at {
             self.known.resize(at + 1, None);
         }

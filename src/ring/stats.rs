@@ -25,8 +25,8 @@ pub struct Stats {
     pub capacity: u32,
     /// All entries of the ring. Messages that came for it ([`MsgRing`](crate::opcode::MsgRing)) count as entries, too.
     pub total: Counts,
-    /// The Reads and Writes of each peer, in all their forms, those of 0 bytes too: in the order in which the engine opened
-    /// the segments. Peers without any are left out.
+    /// The Reads and Writes of each peer, in all their forms, those of 0 bytes too, and the entries for each Store: in the
+    /// order in which the engine opened the segments and the clients. Peers without any are left out.
     pub peers: Vec<PeerStats>,
 }
 
@@ -34,7 +34,8 @@ pub struct Stats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerStats {
-    /// The name that its segment was opened by. Reopened, it goes on under the same name.
+    /// The name that its segment was opened by. Reopened, it goes on under the same name. For a Store its client's
+    /// [`name`](crate::store::Client::name).
     pub name: String,
     /// Its entries.
     pub counts: Counts,
@@ -62,9 +63,9 @@ pub struct Counts {
     pub overdue: u64,
     /// Of the ended ones, those without a completion: `CQE_SKIP_SUCCESS` hid it.
     pub silent: u64,
-    /// Bytes that Reads moved which ended well. What failed ones may have moved is not known.
+    /// Bytes that Reads and Gets moved which ended well. What failed ones may have moved is not known.
     pub read_bytes: u64,
-    /// The same of Writes.
+    /// The same of Writes and Puts.
     pub written_bytes: u64,
     /// The ended ones by the stage that ended them.
     pub stages: StageCounts,

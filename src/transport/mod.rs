@@ -18,7 +18,7 @@ pub type Nanos = u64;
 
 /// An operation's name between core and driver: unique for the life of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(pub(crate) u64);
+pub struct Token(u64);
 
 impl Token {
     /// 24 bits of slot, 40 bits of generation: one slot reused 100 million times a second repeats a token after 3 hours,
@@ -150,7 +150,7 @@ pub struct Caps {
     pub max_merged: u32,
 }
 
-/// Wakes the poller from a transport's own thread.
+/// Wakes the poller from a transport's own thread: after [`Driver::has_input`] or [`Driver::has_room`] says so.
 #[cfg_attr(not(feature = "unstable-transport"), allow(dead_code, reason = "none of the transports here needs it"))]
 #[derive(Clone, Debug)]
 pub struct PollerWaker(pub(crate) Arc<Doorbell>);
@@ -260,4 +260,20 @@ pub trait Driver: Send + fmt::Debug {
 
     /// What there is for `poll` to look after: 0 if it need not be called.
     fn in_flight(&self) -> usize;
+
+    /// The poller's last look before it sleeps: true if `poll` would find something that another thread has told the driver.
+    /// Such a thread does so first, and [wakes](PollerWaker::wake) the poller afterwards. A driver that only asks has none.
+    fn has_input(&self) -> bool {
+        false
+    }
+
+    /// False if `submit` would take nothing now. The driver then wakes the poller when that changes.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// True if nobody will use it again.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
