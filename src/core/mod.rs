@@ -909,6 +909,8 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         self.inbox.close();
+        // A lane that came too late may have entries that hold on to the controls that it lies in.
+        while self.controls.queue.pop().is_some() {}
     }
 }
 

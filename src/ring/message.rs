@@ -76,3 +76,28 @@ impl Drop for Messages {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::core::Core;
+    use crate::doorbell::Doorbell;
+    use crate::ring::push::Submitter;
+    use crate::{Engine, opcode};
+
+    /// An entry of a lane that the core never looked at has the ring itself as its target.
+    #[test]
+    fn a_message_to_its_own_ring_does_not_keep_it() {
+        let controls = Arc::new(Controls::new(4));
+        let shared = Arc::new(Shared::new(Engine::loopback(), 4, Arc::new(Doorbell::new())));
+        let core = Core::new(Arc::clone(&controls), 0);
+        let target = Messages::new(Arc::clone(&shared), Arc::clone(&controls), 0);
+        let mut submitter = Submitter::new(Arc::clone(&shared), Arc::clone(&controls), 0);
+        submitter.push(opcode::MsgRing::new(&target, 1, 2).build()).unwrap();
+        let (ring, way) = (Arc::downgrade(&shared), Arc::downgrade(&controls));
+        drop((target, shared, controls));
+        drop(core);
+        drop(submitter);
+        assert!(way.upgrade().is_none() && ring.upgrade().is_none());
+    }
+}

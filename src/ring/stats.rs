@@ -13,8 +13,8 @@ use crate::code::Stage;
 /// * every entry is counted as ended once, with its last completion, the one without `MORE`, by what that completion says
 ///   ([`Cqe::outcome`](crate::Cqe::outcome), [`Cqe::stage`](crate::Cqe::stage), [`Cqe::res`](crate::Cqe::res)), or, if it
 ///   has none, by what it would say;
-/// * every completion that is in the queue, or was reaped, when the answer was made is counted, and no other. So whoever
-///   reaps everything and counts the completions without `MORE` gets `ok + failed + cancelled - silent`.
+/// * every completion that is in the queue, or was reaped or told to a [future](crate::EntryFuture), when the answer was made
+///   is counted, and no other. So whoever has them all and counts the entries gets `ok + failed + cancelled - silent`.
 ///
 /// Entries that are pushed and not submitted are in no count. Neither are entries that a submitter submits when its ring is
 /// closed already.
@@ -55,7 +55,7 @@ pub struct Counts {
     /// Entries that somebody cancelled: `-ECANCELED` at [`Stage::Cancel`]. A LinkTimeout whose entry ended first is one.
     /// Dependents of something that failed are not: they failed.
     pub cancelled: u64,
-    /// Entries that hold a unit of the ring's capacity: accepted and without their last completion in the queue. Those whose
+    /// Entries that hold a unit of the ring's capacity: accepted and without their last completion. Those whose
     /// completion waits for room there, and those whose `NOTIF` is to come, are among them.
     pub outstanding: u64,
     /// Of the outstanding ones, those that have their result, while the transport may still touch their local range: `MORE` was
