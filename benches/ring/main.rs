@@ -1,78 +1,79 @@
-//! Side by side: the ring, what it replaces, and what it costs. `cargo bench` prints a line for each.
-//!
-//! Rounds of ours and the peer's alternate, medians are printed, and what counts are ratios within one run: the machine
-//! may be noisy.
+//! Side by side: the ring, what it replaces, and what it costs. `cargo xtask bench` runs the parts, each in a process of its
+//! own, and makes tables and pictures of what they say; `out.rs` has the form.
 
-mod allocations;
-#[cfg(feature = "mooncake")]
+mod gate;
+mod idle;
+mod machine;
+mod memory;
 mod mooncake;
 mod nop;
+mod out;
+mod python;
+mod queues;
+mod rounds;
+mod uring;
+mod watched;
 
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Acquire, Release},
-};
-use std::sync::{Arc, LazyLock};
-use std::time::Instant;
+use std::time::Duration;
+
+use clap::Parser;
+
+/// A part measures some of the results.
+type Part = fn(&mut Settings);
+
+/// A further part is a line here and one for each of its results in xtask's list.
+const PARTS: [(&str, Part); 5] = [
+    ("nop", nop::measure),
+    ("gate", gate::measure),
+    ("mooncake", mooncake::measure),
+    ("idle", idle::measure),
+    ("memory", memory::measure),
+];
+
+/// Benchmarks of the ring, side by side with what it replaces
+#[derive(Debug, Parser)]
+struct Cli {
+    /// What to measure: nop, gate, mooncake, idle, memory; everything without
+    parts: Vec<String>,
+    /// Fewer rounds
+    #[arg(long)]
+    quick: bool,
+    /// How long to wait for the cores to be near each other, in seconds
+    #[arg(long, default_value_t = 0.0)]
+    near_wait: f64,
+    /// Serve as a Mooncake peer until standard input ends
+    #[arg(long, hide = true)]
+    serve: bool,
+    /// What cargo adds
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug)]
+struct Settings {
+    quick: bool,
+    near_wait: Duration,
+}
+
+impl Settings {
+    fn rounds(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
 
 fn main() {
-    LazyLock::force(&CORES);
-    // `cargo bench -- nop` runs what has "nop" in its name; cargo itself adds `--bench`.
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let run = |name: &str, measure: fn()| {
-        if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
-            measure();
-        }
-    };
-    run("allocations", allocations::per_operation);
-    // Before anything is pinned: its engines have threads of their own.
-    #[cfg(feature = "mooncake")]
-    run("mooncake", mooncake::added_latency);
-    run("nop", nop::against_array_queues);
-}
-
-/// Counted before anything is pinned: a pinned thread is told of one.
-static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
-
-/// Pins the calling thread. With one core there is nothing to choose.
-pub fn pin(core: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(core % *CORES);
-    let _ = rustix::thread::sched_setaffinity(None, &set);
-}
-
-/// Nanoseconds for a word to go from one core to the other and back.
-pub fn ping_pong() -> f64 {
-    let word = Arc::new(AtomicU64::new(0));
-    let other = Arc::clone(&word);
-    const TURNS: u64 = 20_000;
-    let echo = std::thread::spawn(move || {
-        pin(1);
-        for turn in 0..TURNS {
-            while other.load(Acquire) != 2 * turn + 1 {
-                std::hint::spin_loop();
-            }
-            other.store(2 * turn + 2, Release);
-        }
-    });
-    pin(0);
-    let mut start = Instant::now();
-    for turn in 0..TURNS {
-        if turn == TURNS / 10 {
-            start = Instant::now();
-        }
-        word.store(2 * turn + 1, Release);
-        while word.load(Acquire) != 2 * turn + 2 {
-            std::hint::spin_loop();
+    machine::look_at_cores();
+    let cli = Cli::parse();
+    if cli.serve {
+        return idle::serve();
+    }
+    let mut settings = Settings { quick: cli.quick, near_wait: Duration::from_secs_f64(cli.near_wait) };
+    for name in &cli.parts {
+        assert!(PARTS.iter().any(|(known, _)| known == name), "no part {name}");
+    }
+    for (name, measure) in PARTS {
+        if cli.parts.is_empty() || cli.parts.iter().any(|wanted| wanted == name) {
+            measure(&mut settings);
         }
     }
-    let time = start.elapsed();
-    echo.join().unwrap();
-    time.as_nanos() as f64 / (TURNS - TURNS / 10) as f64
-}
-
-/// The middle one, or the upper of the middle two.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -1,4 +1,5 @@
-//! What the ring adds to one Mooncake operation, against hand-written loops of direct calls.
+//! Transfers on a real Mooncake over TCP, through the ring and by hand-written loops of direct calls on the same engine, its
+//! connections and buffers. Nothing is pinned: the engine has threads of its own.
 
 use std::ffi::CString;
 use std::ptr::{NonNull, null_mut};
@@ -7,130 +8,272 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use mooncake_sys::{
-    Api, Grouping, OPCODE_WRITE, STATUS_COMPLETED, STATUS_PENDING, SegmentId, TransferEngine, TransferRequest,
+    Api, Grouping, OPCODE_READ, OPCODE_WRITE, STATUS_COMPLETED, STATUS_PENDING, SegmentId, TransferEngine,
+    TransferRequest,
 };
-use moonring::{Region, Registered, Ring, Segment, mooncake, opcode};
+use moonring::{Engine, Region, RegionInfo, Registered, Ring, Segment, mooncake, opcode};
 
-const BYTES: usize = 4096;
-/// Short blocks, many of them: where the kernel puts the engine's threads decides more than anything here, and changes
-/// every few milliseconds.
-const EACH: usize = 50;
-const ROUNDS: usize = 150;
+use crate::Settings;
+use crate::machine::{self, median};
+use crate::out::{self, Line};
+use crate::python::Python;
 
-/// Direct calls on the engine that the ring adopts: the same connections, thread and memory.
+const KIB: usize = 1 << 10;
+const PAGE: usize = 4 * KIB;
+/// Transfers in a batch.
+const BATCH: usize = 128;
+/// Between two ranges, so that neighbours are not merged.
+const GAP: usize = PAGE;
+/// Room for the largest transfers and for the longest run of neighbours.
+const ROOM: usize = BATCH * (1024 * KIB + GAP);
+const NEIGHBOURS: usize = 4096;
+
+/// One transfer: a range of both memories, at the same place.
+#[derive(Clone, Copy)]
+struct Range {
+    at: usize,
+    len: usize,
+}
+
+fn ranges(count: usize, len: usize, gap: usize) -> Vec<Range> {
+    (0..count).map(|n| Range { at: n * (len + gap), len }).collect()
+}
+
+/// Direct calls on the engine that the ring adopts.
 struct Direct {
     api: &'static Api,
     engine: NonNull<TransferEngine>,
     segment: SegmentId,
-    memory: Vec<u8>,
+    memory: *mut u8,
     remote: u64,
 }
 
 impl Direct {
-    fn new(peer: &Registered) -> Direct {
+    fn new(peer: &RegionInfo) -> Direct {
         let api = Api::load().expect("it was loaded for the peer's engine");
         let engine = api.create_engine(c"P2PHANDSHAKE", c"127.0.0.1", c"", 0, false).unwrap();
-        let mut memory = vec![1; BYTES];
-        let name = CString::new(peer.info().segment).unwrap();
+        // Page-aligned, as the ring's own regions are; kept until the process ends.
+        let memory = vec![1u8; ROOM + PAGE].leak();
+        let aligned = memory.as_ptr().align_offset(PAGE);
+        let memory = memory[aligned..].as_mut_ptr();
+        let name = CString::new(peer.segment.as_str()).unwrap();
         // SAFETY: the engine was just made; the memory lives as long as it, both until the process ends.
         let segment = unsafe {
             api.install_transport(engine, c"tcp", null_mut()).unwrap();
-            api.register_local_memory(engine, memory.as_mut_ptr().cast(), BYTES, c"cpu:0", true).unwrap();
+            api.register_local_memory(engine, memory.cast(), ROOM, c"cpu:0", true).unwrap();
             api.open_segment(engine, &name).unwrap()
         };
-        Direct { api, engine, segment, memory, remote: peer.address() }
+        Direct { api, engine, segment, memory, remote: peer.address }
     }
 
-    /// One operation, waiting for its end by `relax`.
-    fn write(&mut self, relax: fn()) {
-        let request = TransferRequest {
-            opcode: OPCODE_WRITE,
-            source: self.memory.as_mut_ptr().cast(),
+    /// The ring's engine is the same one.
+    fn adopt(&self) -> (Engine, Registered) {
+        // SAFETY: `new` made the engine and registered the memory; both stay until the process ends.
+        unsafe {
+            let engine = mooncake::adopt(self.engine.as_ptr().cast(), None, Arc::new(())).unwrap();
+            let ours = engine.adopt_registration(self.memory as u64, ROOM as u64, "cpu:0").unwrap();
+            (engine, ours)
+        }
+    }
+
+    /// All of `ranges` as one batch, waiting for the ends in turn by `relax`.
+    fn batch(&self, opcode: i32, ranges: &[Range], relax: fn()) {
+        let request = |range: &Range| TransferRequest {
+            opcode,
+            // SAFETY: ranges lie inside the memory.
+            source: unsafe { self.memory.add(range.at) }.cast(),
             target_id: self.segment,
             file_id: 0,
-            target_offset: self.remote,
-            length: BYTES as u64,
+            target_offset: self.remote + range.at as u64,
+            length: range.len as u64,
         };
+        let requests: Vec<_> = ranges.iter().map(request).collect();
         let (api, engine) = (self.api, self.engine);
-        // SAFETY: engine, batch and memory are live until the task's end was seen; the batch is freed once, after that.
+        // SAFETY: engine, batch and memory are live until all ends were seen; the batch is freed once, after that.
         unsafe {
-            let batch = api.allocate_batch_id(engine, 1).unwrap();
-            api.submit_transfer(engine, batch, &[request], Grouping::None).unwrap();
-            loop {
-                let status = api.get_transfer_status(engine, batch, 0).unwrap().status;
-                if status == STATUS_COMPLETED {
-                    break;
+            let batch = api.allocate_batch_id(engine, requests.len()).unwrap();
+            api.submit_transfer(engine, batch, &requests, Grouping::None).unwrap();
+            for task in 0..requests.len() {
+                loop {
+                    let status = api.get_transfer_status(engine, batch, task as _).unwrap().status;
+                    if status == STATUS_COMPLETED {
+                        break;
+                    }
+                    assert!(status <= STATUS_PENDING, "status {status}");
+                    relax();
                 }
-                assert!(status <= STATUS_PENDING, "status {status}");
-                relax();
             }
             api.free_batch_id(engine, batch).unwrap();
         }
     }
 }
 
-fn ring_write(ring: &mut Ring, ours: &Registered, peer: &Segment, remote: u64) {
-    let entry = opcode::Write::new(ours.slice(..BYTES).unwrap(), peer.at(remote)).build();
-    ring.submission().push(entry).unwrap();
-    ring.submit_and_wait(1).unwrap();
-    assert_eq!(ring.completion().next().unwrap().result(), Ok(BYTES as u32));
+/// The same transfers through a ring.
+struct Through {
+    ring: Ring,
+    ours: Registered,
+    peer: Segment,
+    remote: RegionInfo,
 }
 
-/// The times of a block of operations, in microseconds.
-fn time(times: &mut Vec<f64>, mut operation: impl FnMut()) {
-    for _ in 0..EACH {
-        let start = Instant::now();
-        operation();
-        times.push(start.elapsed().as_nanos() as f64 / 1e3);
-    }
-}
-
-pub fn added_latency() {
-    let other = match mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal).build() {
-        Ok(other) => other,
-        Err(error) => {
-            println!("one 4 KiB WRITE on Mooncake over TCP: not measured, {error}");
-            return;
+impl Through {
+    fn batch(&mut self, write: bool, ranges: &[Range]) {
+        for &Range { at, len } in ranges {
+            let local = self.ours.slice(at..at + len).unwrap();
+            let remote = self.peer.slice(&self.remote, at as u64, len as u64).unwrap();
+            let entry = match write {
+                true => opcode::Write::new(local, remote).build(),
+                false => opcode::Read::new(local, remote).build(),
+            };
+            self.ring.submission().push(entry).unwrap();
         }
-    };
-    let theirs = other.register(Region::alloc(BYTES).unwrap()).unwrap();
-    let mut direct = Direct::new(&theirs);
-    let (address, len) = (direct.memory.as_ptr().addr() as u64, BYTES as u64);
-    // SAFETY: `Direct::new` made the engine and registered the memory; both stay until the process ends.
-    let (engine, ours) = unsafe {
-        let engine = mooncake::adopt(direct.engine.as_ptr().cast(), None, Arc::new(())).unwrap();
-        let ours = engine.adopt_registration(address, len, "cpu:0").unwrap();
-        (engine, ours)
-    };
-    let peer = engine.open_segment(other.name(), Duration::from_secs(5)).unwrap();
-    let mut ring = Ring::builder().build(256, &engine).unwrap();
-    let (mut yielding, mut spinning, mut through) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..=ROUNDS {
-        if round == 1 {
-            // The first round warmed everything up.
-            for times in [&mut yielding, &mut spinning, &mut through] {
-                times.clear();
+        let mut left = ranges.len();
+        while left > 0 {
+            self.ring.submit_and_wait(left).unwrap();
+            for cqe in self.ring.completion() {
+                assert_eq!(cqe.result(), Ok(ranges[0].len as u32));
+                left -= 1;
             }
         }
-        time(&mut yielding, || direct.write(yield_now));
-        time(&mut spinning, || direct.write(std::hint::spin_loop));
-        time(&mut through, || ring_write(&mut ring, &ours, &peer, theirs.address()));
     }
-    let [yielding, spinning, through] = [yielding, spinning, through].map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        [times[times.len() / 10], times[times.len() / 2]]
-    });
-    let added = |at: usize| through[at] - yielding[at].min(spinning[at]);
-    println!(
-        "one 4 KiB WRITE on Mooncake over TCP, medians: direct {:.1} us yielding, {:.1} us spinning, through the ring {:.1} us, \
-         added to the better {:.2} us; 10th percentiles: {:.1}, {:.1}, {:.1}, added {:.2} us",
-        yielding[1],
-        spinning[1],
-        through[1],
-        added(1),
-        yielding[0],
-        spinning[0],
-        through[0],
-        added(0)
-    );
+}
+
+const SPINNING: &str = "direct, spinning";
+const YIELDING: &str = "direct, yielding";
+const LOOPS: [(&str, fn()); 2] = [(SPINNING, std::hint::spin_loop), (YIELDING, yield_now)];
+
+pub fn measure(settings: &mut Settings) {
+    let other = match mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal).build() {
+        Ok(other) => other,
+        Err(error) => return out::note(&format!("Mooncake was not measured: {error}")),
+    };
+    let theirs = other.register(Region::alloc(ROOM).unwrap()).unwrap();
+    let remote = theirs.info();
+    let direct = Direct::new(&remote);
+    let (engine, ours) = direct.adopt();
+    let peer = engine.open_segment(other.name(), Duration::from_secs(10)).unwrap();
+    let ring = Ring::builder().build(NEIGHBOURS as u32, &engine).unwrap();
+    let mut through = Through { ring, ours, peer, remote };
+
+    for (id, len, blocks) in [("te_4k", PAGE, 4), ("te_64k", 64 * KIB, 2), ("te_1m", 1024 * KIB, 1)] {
+        throughput(settings, id, &direct, &mut through, &ranges(BATCH, len, GAP), blocks);
+    }
+    neighbours(settings, &direct, &mut through);
+    latency(settings, &direct, &mut through);
+}
+
+/// Seconds that `run` takes.
+fn seconds(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}
+
+/// Says the result against the better of the two loops.
+fn against_loops(id: &str, ours: &mut [f64], loops: &mut [Vec<f64>; 2], unit: &str, higher: bool) {
+    let medians = [0, 1].map(|at| (LOOPS[at].0, median(&mut loops[at])));
+    let first_is_better = (medians[0].1 > medians[1].1) == higher;
+    let peer = Some(medians[usize::from(!first_is_better)]);
+    Line { id, state: "any", value: Some(median(ours)), unit, peer, higher }.say();
+}
+
+/// Batches of reads and writes in turn, in GB/s.
+fn throughput(
+    settings: &mut Settings,
+    id: &str,
+    direct: &Direct,
+    through: &mut Through,
+    ranges: &[Range],
+    blocks: usize,
+) {
+    let bytes = (2 * blocks * ranges.iter().map(|range| range.len).sum::<usize>()) as f64;
+    let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
+    for round in 0..=settings.rounds(25, 7) {
+        out::say("probe", serde_json::json!(machine::probe()));
+        let time = seconds(|| {
+            for _ in 0..blocks {
+                through.batch(false, ranges);
+                through.batch(true, ranges);
+            }
+        });
+        let times = LOOPS.map(|(_, relax)| {
+            seconds(|| {
+                for _ in 0..blocks {
+                    direct.batch(OPCODE_READ, ranges, relax);
+                    direct.batch(OPCODE_WRITE, ranges, relax);
+                }
+            })
+        });
+        // The first round warmed everything up.
+        if round > 0 {
+            ours.push(bytes / time / 1e9);
+            loops.iter_mut().zip(times).for_each(|(rates, time)| rates.push(bytes / time / 1e9));
+        }
+    }
+    against_loops(id, &mut ours, &mut loops, "GB/s", true);
+}
+
+/// Neighbours, in the time for all of them.
+fn neighbours(settings: &mut Settings, direct: &Direct, through: &mut Through) {
+    let ranges = ranges(NEIGHBOURS, PAGE, 0);
+    let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
+    for round in 0..=settings.rounds(9, 3) {
+        let time = seconds(|| through.batch(true, &ranges));
+        let times = LOOPS.map(|(_, relax)| {
+            seconds(|| ranges.chunks(BATCH).for_each(|ranges| direct.batch(OPCODE_WRITE, ranges, relax)))
+        });
+        if round > 0 {
+            ours.push(time * 1e6);
+            loops.iter_mut().zip(times).for_each(|(all, time)| all.push(time * 1e6));
+        }
+    }
+    against_loops("te_merge_4096", &mut ours, &mut loops, "us", false);
+}
+
+/// One 4 KiB WRITE at a time. Short blocks, many of them: where the kernel puts the engine's threads decides more than
+/// anything here, and changes every few milliseconds.
+fn latency(settings: &mut Settings, direct: &Direct, through: &mut Through) {
+    const EACH: usize = 50;
+    let one = ranges(1, PAGE, 0);
+    let block = |times: &mut Vec<f64>, run: &mut dyn FnMut()| {
+        for _ in 0..EACH {
+            times.push(seconds(&mut *run) * 1e6);
+        }
+    };
+    let mut python = Python::start(&through.remote);
+    if let Err(why) = &python {
+        out::note(&format!("Mooncake from Python was not measured: {why}"));
+    }
+    let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
+    let mut pythons = [const { Vec::new() }; 2];
+    for round in 0..=settings.rounds(100, 30) {
+        if round == 1 {
+            // The first round warmed everything up.
+            [&mut ours].into_iter().chain(&mut loops).chain(&mut pythons).for_each(Vec::clear);
+        }
+        block(&mut ours, &mut || through.batch(true, &one));
+        for ((_, relax), times) in LOOPS.iter().zip(&mut loops) {
+            block(times, &mut || direct.batch(OPCODE_WRITE, &one, *relax));
+        }
+        if let Ok(python) = &mut python {
+            for (how, times) in ["sync", "thread"].into_iter().zip(&mut pythons) {
+                times.extend(python.write(how, EACH));
+            }
+        }
+    }
+    for (times, name) in
+        [(&ours, "moonring, 4 KiB"), (&loops[0], "direct, spinning, 4 KiB"), (&loops[1], "direct, yielding, 4 KiB")]
+    {
+        let mut histogram = hdrhistogram::Histogram::<u64>::new(3).unwrap();
+        times.iter().for_each(|micros| histogram.saturating_record((micros * 1e3) as u64));
+        out::histogram(name, "any", &histogram);
+    }
+    against_loops("te_4k_depth1", &mut ours, &mut loops, "us", false);
+    let names = ["Python, transfer_sync_write", "Python, a thread and a queue"];
+    for ((id, times), name) in
+        ["te_4k_vs_python_sync", "te_4k_vs_python_thread"].into_iter().zip(&mut pythons).zip(names)
+    {
+        let peer = (!times.is_empty()).then(|| (name, median(times)));
+        Line { id, state: "any", value: Some(median(&mut ours)), unit: "us", peer, higher: false }.say();
+    }
 }

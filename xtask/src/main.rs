@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod command;
 mod conformance;
 mod demo;
@@ -51,6 +52,8 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Measure the ring side by side with what it replaces; prints a table and writes a report with plots
+    Bench(bench::Options),
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
         /// A part of a patch's name; all patches without
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Task::Demo { args } => demo::demo(&args),
         Task::Test { args } => test::test(&args),
         Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
+        Task::Bench(options) => bench::bench(&options),
         Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {

@@ -1,0 +1,187 @@
+//! What a ring costs while nothing happens: CPU time of its poller, and waking up afterwards.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use moonring::{Engine, Region, RegionInfo, Ring, fence, mooncake, opcode, sim};
+
+use crate::Settings;
+use crate::machine::median;
+use crate::out::{self, Line};
+
+/// Rings of which each gives one sample of waking up.
+const WAKES: usize = 9;
+
+pub fn measure(settings: &mut Settings) {
+    let span = Duration::from_secs(settings.rounds(10, 10) as u64);
+    let engine = Engine::loopback();
+    let quiet = Watch::new(|| Ring::builder().build(1024, &engine).unwrap());
+    let gated = Watch::new(|| Ring::builder().build(1024, &engine).unwrap());
+    let stuck = Stuck::new();
+    let mut sleepers: Vec<_> = (0..WAKES).map(|_| Ring::builder().build(64, &engine).unwrap()).collect();
+
+    let mut gated_ring = gated;
+    let (signaller, far) = fence::host();
+    for _ in 0..1000 {
+        gated_ring.ring.submission().push(opcode::Wait::new().build().wait(&far)).unwrap();
+    }
+    gated_ring.ring.submit().unwrap();
+    let mut warm: Vec<_> =
+        sleepers.iter_mut().flat_map(|ring| (0..200).map(|_| nop(ring)).skip(100).collect::<Vec<_>>()).collect();
+    // They fall asleep first; the transfers to the stopped peer are on their way.
+    std::thread::sleep(Duration::from_millis(300));
+
+    let watches = [
+        ("idle_cpu_percent", Some(&quiet)),
+        ("idle_gated_cpu_percent", Some(&gated_ring)),
+        ("idle_stopped_peer_cpu_percent", stuck.as_ref().map(|stuck| &stuck.watch)),
+    ];
+    let before = watches.map(|(_, watch)| watch.map(Watch::cpu));
+    let start = Instant::now();
+    std::thread::sleep(span);
+    let after = watches.map(|(_, watch)| watch.map(Watch::cpu));
+    let time = start.elapsed();
+    for ((id, _), (before, after)) in watches.iter().zip(before.into_iter().zip(after)) {
+        let value =
+            after.zip(before).map(|(after, before)| 100.0 * (after - before).as_secs_f64() / time.as_secs_f64());
+        Line { id, state: "any", value, unit: "% of a core", peer: None, higher: false }.say();
+    }
+    // Everybody has slept for the whole span.
+    let mut woken: Vec<_> = sleepers.iter_mut().map(nop).collect();
+    out::alone("wake_after_idle_extra_us", (median(&mut woken) - median(&mut warm)).max(0.0), "us");
+    signaller.signal();
+}
+
+/// One operation on a ring, in microseconds.
+fn nop(ring: &mut Ring) -> f64 {
+    let start = Instant::now();
+    ring.submission().push(opcode::Nop::new().build()).unwrap();
+    ring.submit_and_wait(1).unwrap();
+    let time = start.elapsed();
+    assert_eq!(ring.completion().count(), 1);
+    time.as_nanos() as f64 / 1e3
+}
+
+/// A ring and its poller's thread, which is told apart by what comes into being with the ring.
+struct Watch {
+    ring: Ring,
+    thread: String,
+}
+
+impl Watch {
+    fn new(build: impl FnOnce() -> Ring) -> Watch {
+        let before = pollers();
+        let mut ring = build();
+        // The thread has its name once it answers.
+        nop(&mut ring);
+        let thread = pollers().difference(&before).next().expect("a ring has a poller").clone();
+        Watch { ring, thread }
+    }
+
+    /// CPU time of the poller so far.
+    fn cpu(&self) -> Duration {
+        let path = format!("/proc/self/task/{}/schedstat", self.thread);
+        let text = fs::read_to_string(path).expect("the poller runs");
+        Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).expect("schedstat is numbers"))
+    }
+}
+
+/// The threads of this process that are pollers.
+fn pollers() -> BTreeSet<String> {
+    let threads = fs::read_dir("/proc/self/task").expect("a process sees its threads");
+    let names = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
+    let is_poller = |thread: &String| {
+        fs::read_to_string(format!("/proc/self/task/{thread}/comm")).is_ok_and(|name| name.trim() == "moonring-poller")
+    };
+    names.filter(is_poller).collect()
+}
+
+/// A ring with transfers to a peer that is stopped.
+struct Stuck {
+    watch: Watch,
+    _peer: Option<Peer>,
+}
+
+const STUCK: usize = 64;
+const BYTES: usize = 64 << 10;
+
+impl Stuck {
+    fn new() -> Option<Stuck> {
+        let (engine, peer) = match mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal).build() {
+            Ok(engine) => (engine, Some(Peer::start())),
+            Err(error) => {
+                out::note(&format!("the stopped peer is a simulated one that never answers, not Mooncake's: {error}"));
+                let never = Duration::from_secs(3_600);
+                (Engine::sim(sim::Sim::new(1).delay(never..never)), None)
+            }
+        };
+        let region = engine.register(Region::alloc(STUCK * BYTES).unwrap()).unwrap();
+        let remote = peer.as_ref().map_or_else(|| region.info(), |peer| peer.info.clone());
+        let name = if peer.is_some() { remote.segment.clone() } else { engine.name().to_owned() };
+        let segment = engine.open_segment(&name, Duration::from_secs(10)).unwrap();
+        // In the simulation nothing ends, so there the ring is dropped without waiting.
+        let mut watch = Watch::new(|| Ring::builder().grace(Duration::ZERO).build(1024, &engine).unwrap());
+        if let Some(peer) = &peer {
+            peer.stop();
+        }
+        for at in (0..STUCK).map(|n| n * BYTES) {
+            let to = segment.at(remote.address + at as u64);
+            let write = opcode::Write::new(region.slice(at..at + BYTES).unwrap(), to);
+            watch.ring.submission().push(write.build()).unwrap();
+        }
+        watch.ring.submit().unwrap();
+        Some(Stuck { watch, _peer: peer })
+    }
+}
+
+/// A Mooncake peer in a process of its own; killed when dropped, or when this process dies.
+struct Peer {
+    child: Child,
+    info: RegionInfo,
+}
+
+impl Peer {
+    fn start() -> Peer {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .arg("--serve")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let hello =
+            lines.find_map(|line| Some(line.ok()?.strip_prefix("peer: ")?.to_owned())).expect("the peer starts");
+        let [segment, address, len] = hello.split(' ').collect::<Vec<_>>()[..] else { panic!("{hello}") };
+        let info =
+            RegionInfo { segment: segment.to_owned(), address: address.parse().unwrap(), len: len.parse().unwrap() };
+        Peer { child, info }
+    }
+
+    /// Stops it, and waits until its threads are: that takes a little longer than the call.
+    fn stop(&self) {
+        // SAFETY: the child is ours and not reaped yet, so its number is still its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGSTOP) }, 0);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The peer's process: serves until its parent closes the pipe or dies.
+pub fn serve() {
+    // SAFETY: a plain system call. A stopped peer cannot see its pipe close, so the kernel kills it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let engine = mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal).build().unwrap();
+    let region = engine.register(Region::alloc(STUCK * BYTES).unwrap()).unwrap();
+    let RegionInfo { segment, address, len } = region.info();
+    println!("peer: {segment} {address} {len}");
+    let _ = std::io::stdin().read(&mut [0]);
+}
