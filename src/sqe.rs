@@ -7,7 +7,7 @@ use static_assertions::{const_assert, const_assert_eq};
 
 use crate::code::errno;
 use crate::entry::EntryFlags;
-use crate::fence::FenceInner;
+use crate::fence::{FenceInner, TimelineCell};
 use crate::region::RegionInner;
 use crate::ring::message::Mailbox;
 use crate::ring::parts::{PartList, PartLists};
@@ -147,6 +147,13 @@ impl Sqe {
             // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count, which is let go of here.
             unsafe { Arc::from_raw(signal) }.tell(root);
         }
+    }
+
+    /// The timeline that its end moves, if values of it may expire, and whether its own has.
+    #[inline]
+    pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
+        // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count.
+        unsafe { self.signal.as_ref() }?.expiring()
     }
 
     /// True if it ends at once with 0: no fence, no flag, nothing injected.

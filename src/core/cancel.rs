@@ -232,6 +232,24 @@ impl Core {
         any
     }
 
+    /// Ends the entries whose values have expired: a stream waited for them as long as it was to. One whose turn has not come
+    /// ends when it does.
+    pub(super) fn end_expired(&mut self) -> bool {
+        if !self.gate.take_expired() {
+            return false;
+        }
+        let expired = |slot: &u32| self.slots[*slot].sqe.expiring().is_some_and(|(_, expired)| expired);
+        let all: Vec<u32> = self.slots.in_use().filter(expired).collect();
+        for slot in all {
+            match self.slots[slot].state {
+                State::Gated | State::Timing | State::Ready => self.cut_short(slot, errno::ETIME, Stage::Gate),
+                State::Issuing | State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
+                State::Free | State::Held | State::Guarding | State::Overdue | State::Waiting => {}
+            }
+        }
+        true
+    }
+
     fn time_out(&mut self, slot: u32, due: u64) {
         let entry = &mut self.slots[slot];
         let Sqe { op_flags, local: span, user_data, .. } = entry.sqe;

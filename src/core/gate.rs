@@ -61,6 +61,8 @@ struct TimelineWatch {
     /// Not counted, so that a timeline that everybody dropped goes away.
     timeline: Weak<TimelineCell>,
     points: BinaryHeap<Reverse<(u64, u32)>>,
+    /// How many of its expiries were noticed.
+    expiries: u64,
 }
 
 /// Fences that the poller asks. Members signal in order; only the first is asked.
@@ -74,9 +76,7 @@ struct PollGroup {
     since: Nanos,
 }
 
-/// A query takes driver locks that the application's launches want: never more often than this.
-const MIN_QUERY_INTERVAL: Nanos = 5_000;
-/// Nor less often than this: the latency that an old fence may add.
+/// The longest time between two looks: the latency that an old fence may add.
 const MAX_QUERY_INTERVAL: Nanos = 5_000_000;
 
 /// When to look again at something that has been waited for since `since`: after a sixteenth of that time.
@@ -107,6 +107,8 @@ pub(crate) struct Gate {
     firing: VecDeque<u32>,
     /// Timelines that moved and whose points were not all looked at.
     stepped: Vec<u32>,
+    /// Values of a timeline have expired: entries that were to move it are late.
+    expired: bool,
     groups: Vec<PollGroup>,
     free_groups: Vec<u32>,
     by_stream: HashMap<u64, u32>,
@@ -132,6 +134,7 @@ impl Gate {
             other_timelines: HashMap::new(),
             firing: VecDeque::new(),
             stepped: Vec::new(),
+            expired: false,
             groups: Vec::new(),
             free_groups: Vec::new(),
             by_stream: HashMap::new(),
@@ -218,19 +221,25 @@ impl Gate {
 
     /// Adds a point to its timeline's watch.
     fn watch(&mut self, timeline: &Arc<TimelineCell>, value: u64, registration: u32) {
+        let index = self.watch_steps(timeline);
+        self.timelines[index as usize].points.push(Reverse((value, registration)));
+    }
+
+    /// Sees to it that the timeline tells this core of its steps.
+    pub(crate) fn watch_steps(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
         let known = timeline.registrations.first_key(self.core);
         let known = known.or_else(|| self.other_timelines.get(&Arc::as_ptr(timeline)).copied());
-        let index = known.unwrap_or_else(|| self.watch_new(timeline));
-        self.timelines[index as usize].points.push(Reverse((value, registration)));
-        if known.is_none() {
+        known.unwrap_or_else(|| {
+            let index = self.watch_new(timeline);
             // It may have moved between our look at it and the node's arrival on its list.
             recheck_barrier();
             self.stepped.push(index);
-        }
+            index
+        })
     }
 
     fn watch_new(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
-        let watch = TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new() };
+        let watch = TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new(), expiries: 0 };
         let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
         let index = match dead {
             Some(index) => {
@@ -305,6 +314,12 @@ impl Gate {
     /// Fires the points of timelines that moved, at most `budget` of them.
     pub(crate) fn step_timelines(&mut self, mut budget: u32) {
         while let Some(&index) = self.stepped.last() {
+            let watch = &mut self.timelines[index as usize];
+            let expiries = watch.timeline.upgrade().map_or(0, |cell| cell.expiries());
+            if watch.expiries < expiries {
+                watch.expiries = expiries;
+                self.expired = true;
+            }
             loop {
                 let watch = &mut self.timelines[index as usize];
                 let Some(&Reverse((value, registration))) = watch.points.peek() else { break };
@@ -322,6 +337,11 @@ impl Gate {
             }
             self.stepped.pop();
         }
+    }
+
+    /// Whether values have expired since this was asked last.
+    pub(crate) fn take_expired(&mut self) -> bool {
+        std::mem::take(&mut self.expired)
     }
 
     /// Asks the polled fences that are due.
@@ -342,8 +362,8 @@ impl Gate {
     fn poll_group(&mut self, index: u32, now: Nanos) -> Option<Nanos> {
         let group = &mut self.groups[index as usize];
         if let Some((_, fence)) = group.members.front() {
-            if !settle_by_asking(fence) {
-                return Some(next_look(now, group.since, MIN_QUERY_INTERVAL));
+            if let Some(least) = settle_by_asking(fence) {
+                return Some(next_look(now, group.since, least));
             }
             group.members.pop_front();
             group.since = now;
@@ -421,18 +441,18 @@ impl Gate {
     }
 }
 
-/// Asks a polled fence and settles it if it has an answer. True if it is final.
-fn settle_by_asking(fence: &FenceInner) -> bool {
+/// Asks a polled fence and settles it if it has an answer; else gives the shortest time until the next look.
+fn settle_by_asking(fence: &FenceInner) -> Option<Nanos> {
     if fence.status() != FenceStatus::Pending {
-        return true;
+        return None;
     }
-    let Kind::Polled(polled) = &fence.kind else { return true };
+    let Kind::Polled(polled) = &fence.kind else { return None };
     let answer = catch_unwind(AssertUnwindSafe(|| polled.poll()));
     match answer.unwrap_or(FenceStatus::Failed(Failure { errno: errno::EPROTO, detail: 0 })) {
-        FenceStatus::Pending => false,
+        FenceStatus::Pending => Some(polled.least_interval()),
         status => {
             fence.settle(status);
-            true
+            None
         }
     }
 }

@@ -211,6 +211,7 @@ impl Core {
         worked |= self.gate.take_fired();
         self.gate.poll(now, BUDGET);
         self.gate.step_timelines(BUDGET);
+        worked |= self.end_expired();
         worked |= self.release();
         for ring in 0..self.rings.len() as u32 {
             worked |= self.take_entries(ring);
@@ -451,6 +452,14 @@ impl Core {
         if self.slots.member(slot).cancelled {
             self.conclude(slot, -errno::ECANCELED, Stage::Cancel, 0);
             return;
+        }
+        if let Some((timeline, _)) = self.slots[slot].sqe.expiring() {
+            self.gate.watch_steps(&timeline);
+            // Looked at anew: what expires from here on is told.
+            if self.slots[slot].sqe.expiring().is_some_and(|(_, expired)| expired) {
+                self.conclude(slot, -errno::ETIME, Stage::Gate, 0);
+                return;
+            }
         }
         let single = self.slots[slot].sqe.take_fence();
         let side = self.slots[slot].sqe.side;

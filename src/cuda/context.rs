@@ -5,14 +5,16 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crossbeam_queue::SegQueue;
 
 use super::RawHandle;
+use super::device::Device;
 use super::driver::{Driver, check, number};
 use super::error::CudaError;
 use super::event::RawEvent;
+use super::word::Words;
 
 /// A CUDA context. Cheap to clone; streams and fences made from it keep it.
 ///
@@ -40,6 +42,11 @@ pub(super) struct ContextInner {
     pub(super) pool: SegQueue<RawEvent>,
     /// The order of records on each stream, by the stream's id.
     orders: Mutex<HashMap<u64, Weak<Order>>>,
+    /// Pinned memory that streams and pollers share.
+    pub(super) words: Mutex<Words>,
+    /// A stream of our own that never has work, made when it is first needed.
+    idle: Mutex<Option<Handle>>,
+    device: OnceLock<Device>,
 }
 
 /// A handle that threads may share: the driver's functions take it from any of them.
@@ -125,7 +132,17 @@ impl Context {
 impl ContextInner {
     /// The one object for a context, made if there is none.
     fn share(driver: &'static Driver, raw: Handle, owner: Owner) -> Result<Context, CudaError> {
-        let mut new = ContextInner { driver, raw, id: 0, owner, pool: SegQueue::new(), orders: Mutex::default() };
+        let mut new = ContextInner {
+            driver,
+            raw,
+            id: 0,
+            owner,
+            pool: SegQueue::new(),
+            orders: Mutex::default(),
+            words: Mutex::default(),
+            idle: Mutex::default(),
+            device: OnceLock::new(),
+        };
         // SAFETY: a context that the caller vouches for, an out pointer. A failure drops `new`, which releases what the
         // caller retained.
         check("cuCtxGetId", number(raw.0), unsafe { (driver.context_id)(raw.0, &mut new.id) })?;
@@ -146,24 +163,63 @@ impl ContextInner {
         Current::enter(self.driver, self.raw)
     }
 
+    pub(super) fn as_raw(&self) -> RawHandle {
+        self.raw.0
+    }
+
+    /// What the context's device can do.
+    pub(super) fn device(&self) -> Result<&Device, CudaError> {
+        if let Some(known) = self.device.get() {
+            return Ok(known);
+        }
+        let _current = self.enter()?;
+        let found = Device::of_current(self.driver)?;
+        Ok(self.device.get_or_init(|| found))
+    }
+
+    /// A stream that never has work, to ask about the context. The context is current.
+    pub(super) fn idle_stream(&self) -> Result<RawHandle, CudaError> {
+        const NON_BLOCKING: u32 = 1;
+        let mut idle = lock(&self.idle);
+        if let Some(known) = *idle {
+            return Ok(known.0);
+        }
+        let mut raw = ptr::null_mut();
+        // SAFETY: an out pointer.
+        check("cuStreamCreate", NON_BLOCKING.into(), unsafe { (self.driver.stream_create)(&mut raw, NON_BLOCKING) })?;
+        *idle = Some(Handle(raw));
+        Ok(raw)
+    }
+
     /// The order of records on the stream with this id.
     pub(super) fn order(&self, stream: u64) -> Arc<Order> {
-        static KEYS: AtomicU64 = AtomicU64::new(0);
         let mut orders = lock(&self.orders);
         if let Some(known) = orders.get(&stream).and_then(Weak::upgrade) {
             return known;
         }
-        let new = Arc::new(Order { key: KEYS.fetch_add(1, Ordering::Relaxed), recorded: Mutex::new(0) });
+        let new = Arc::new(Order { key: unique_key(), recorded: Mutex::new(0) });
         orders.retain(|_, other| other.strong_count() > 0);
         orders.insert(stream, Arc::downgrade(&new));
         new
     }
 }
 
+/// A number for a group of fences that signal in order.
+pub(super) fn unique_key() -> u64 {
+    static KEYS: AtomicU64 = AtomicU64::new(0);
+    KEYS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        let events = std::mem::take(&mut self.pool);
-        let rest = Rest { driver: self.driver, raw: self.raw, owner: self.owner, events };
+        let rest = Rest {
+            driver: self.driver,
+            raw: self.raw,
+            owner: self.owner,
+            events: std::mem::take(&mut self.pool),
+            words: std::mem::take(&mut *lock(&self.words)),
+            idle: lock(&self.idle).take(),
+        };
         if IS_POLLER.get() {
             // Releasing a context may wait for its streams, and a poller waits for nothing. If there can be no thread,
             // the context stays: better than a ring that stands still.
@@ -180,11 +236,22 @@ struct Rest {
     raw: Handle,
     owner: Owner,
     events: SegQueue<RawEvent>,
+    words: Words,
+    idle: Option<Handle>,
 }
 
 impl Rest {
-    fn end(self) {
+    fn end(mut self) {
         if let Ok(_current) = Current::enter(self.driver, self.raw) {
+            if let Some(idle) = self.idle {
+                // SAFETY: made by `idle_stream`, and nobody else knew it.
+                unsafe { (self.driver.stream_destroy)(idle.0) };
+            }
+            if !self.words.is_empty()
+                && let Ok(_relaxed) = Relaxed::enter(self.driver)
+            {
+                self.words.free(self.driver);
+            }
             for event in self.events {
                 // SAFETY: nobody else has the event: it was in the pool. A driver that is going down refuses, and then
                 // has taken the event with it.
@@ -205,16 +272,49 @@ thread_local! {
 
 /// Takes this thread out of the mode in which its queries would disturb another thread's capture; once.
 pub(super) fn become_poller(driver: &Driver) -> Result<(), CudaError> {
-    const RELAXED: u32 = 2;
-    if IS_POLLER.get() {
-        return Ok(());
+    if !IS_POLLER.get() {
+        exchange_mode(driver, RELAXED)?;
+        IS_POLLER.set(true);
     }
-    let mut mode = RELAXED;
+    Ok(())
+}
+
+/// True if this thread waits for nothing.
+pub(super) fn is_poller() -> bool {
+    IS_POLLER.get()
+}
+
+const RELAXED: u32 = 2;
+
+/// Sets this thread's capture mode; the one before.
+fn exchange_mode(driver: &Driver, to: u32) -> Result<u32, CudaError> {
+    let mut mode = to;
     // SAFETY: an in-out pointer.
     let code = unsafe { (driver.exchange_capture_mode)(&mut mode) };
-    check("cuThreadExchangeStreamCaptureMode", RELAXED.into(), code)?;
-    IS_POLLER.set(true);
-    Ok(())
+    check("cuThreadExchangeStreamCaptureMode", to.into(), code)?;
+    Ok(mode)
+}
+
+/// For a caller's thread: while this lives, its calls disturb no other thread's capture, and its own captures stay what
+/// they are.
+#[derive(Debug)]
+pub(super) struct Relaxed {
+    driver: &'static Driver,
+    before: u32,
+    /// Modes are a thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    pub(super) fn enter(driver: &'static Driver) -> Result<Relaxed, CudaError> {
+        Ok(Relaxed { driver, before: exchange_mode(driver, RELAXED)?, _thread: PhantomData })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        let _ = exchange_mode(self.driver, self.before);
+    }
 }
 
 /// A context is current on this thread; dropping it restores the one before.

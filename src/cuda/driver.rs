@@ -4,11 +4,12 @@
 //! is a closed enum, in which a code of a newer driver would be undefined behaviour, and its own look-ups panic where a
 //! function is missing.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
+use static_assertions::const_assert_eq;
 
 use super::RawHandle;
 use super::error::{CudaCode, CudaError};
@@ -58,16 +59,61 @@ functions! {
     context_pop: "cuCtxPopCurrent_v2"(*mut RawHandle);
     context_device: "cuCtxGetDevice"(*mut i32);
     context_id: "cuCtxGetId"(RawHandle, *mut u64);
+    device_attribute: "cuDeviceGetAttribute"(*mut i32, i32, i32);
     event_create: "cuEventCreate"(*mut RawHandle, u32);
     event_record: "cuEventRecord"(RawHandle, RawHandle);
     event_query: "cuEventQuery"(RawHandle);
     event_destroy: "cuEventDestroy_v2"(RawHandle);
     stream_create: "cuStreamCreate"(*mut RawHandle, u32);
     stream_destroy: "cuStreamDestroy_v2"(RawHandle);
+    stream_query: "cuStreamQuery"(RawHandle);
+    stream_flags: "cuStreamGetFlags"(RawHandle, *mut u32);
     stream_context: "cuStreamGetCtx"(RawHandle, *mut RawHandle);
     stream_id: "cuStreamGetId"(RawHandle, *mut u64);
     stream_capturing: "cuStreamIsCapturing"(RawHandle, *mut u32);
+    capture_info: "cuStreamGetCaptureInfo_v2"(RawHandle, *mut u32, *mut u64, *mut RawHandle, *mut *const RawHandle, *mut usize);
     exchange_capture_mode: "cuThreadExchangeStreamCaptureMode"(*mut u32);
+    write_value: "cuStreamWriteValue64_v2"(RawHandle, u64, u64, u32);
+    wait_value: "cuStreamWaitValue64_v2"(RawHandle, u64, u64, u32);
+    add_memory_node: "cuGraphAddBatchMemOpNode"(*mut RawHandle, RawHandle, *const RawHandle, usize, *const MemoryNode);
+    set_memory_node: "cuGraphExecBatchMemOpNodeSetParams"(RawHandle, RawHandle, *const MemoryNode);
+    host_alloc: "cuMemHostAlloc"(*mut *mut c_void, usize, u32);
+    host_free: "cuMemFreeHost"(*mut c_void);
+    host_device_pointer: "cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, u32);
+    flush_writes: "cuFlushGPUDirectRDMAWrites"(u32, u32);
+}
+
+/// One stream memory operation of a graph's node: `CUstreamBatchMemOpParams` of `cuda.h`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct MemoryOperation {
+    /// [`WAIT`](Self::WAIT) or [`WRITE`](Self::WRITE).
+    pub(super) operation: u32,
+    /// A device's address.
+    pub(super) address: u64,
+    pub(super) value: u64,
+    /// 0: wait until the word is not below the value; write behind everything before.
+    pub(super) flags: u32,
+    /// Not used by the driver.
+    pub(super) alias: u64,
+    pub(super) unused: u64,
+}
+
+impl MemoryOperation {
+    pub(super) const WAIT: u32 = 4;
+    pub(super) const WRITE: u32 = 5;
+}
+
+const_assert_eq!(size_of::<MemoryOperation>(), 48);
+
+/// A graph's node of such operations: `CUDA_BATCH_MEM_OP_NODE_PARAMS` of `cuda.h`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct MemoryNode {
+    pub(super) context: RawHandle,
+    pub(super) count: u32,
+    pub(super) operations: *const MemoryOperation,
+    pub(super) flags: u32,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();

@@ -61,6 +61,74 @@ pub enum CudaError {
         /// 1: the capture is whole. 2: it was invalidated.
         status: u32,
     },
+    /// The stream is not being captured into a graph, or its capture was invalidated.
+    #[error("CUDA stream {stream:#x} is not being captured into a graph: call it between begin and end of the capture")]
+    NotCapturing {
+        /// The stream.
+        stream: u64,
+    },
+    /// A fence was asked for on a value that nothing was told to signal.
+    #[error("nothing is to signal the value {asked} yet: the last one is {last}; signal, or push the entry, first")]
+    NotSignalled {
+        /// The last value queued.
+        last: u64,
+        /// The value asked for.
+        asked: u64,
+    },
+    /// Streams of the device cannot write and wait for memory.
+    #[error(
+        "streams of CUDA device {device} cannot write or wait for 64-bit words in memory (device attribute 122 is 0); use \
+         Stream::fence, and launch what needs a load after its completion"
+    )]
+    NoMemoryOperations {
+        /// The device.
+        device: i32,
+    },
+    /// The device may show a waiting stream a load's bytes later than its completion, and cannot be told to hurry.
+    #[error(
+        "CUDA device {device} does not order writes of other devices (attribute 118 is {ordering}) and has no call to \
+         flush them (attribute 117 is {options}): a stream must not wait for a load; launch what needs it after its \
+         completion"
+    )]
+    NoWriteOrder {
+        /// The device.
+        device: i32,
+        /// Its attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`.
+        ordering: i32,
+        /// Its attribute `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
+        options: i32,
+    },
+    /// Bytes and completions may come to the device by different ways, and no flush covers all of them.
+    #[error(
+        "CUDA device {device} shares the host's page tables (attribute 100), as where GPU and CPU are linked by \
+         NVLink-C2C: a load's bytes and its completion may take different ways, so a stream must not wait for a load; \
+         read back through the network card what was loaded, then launch what needs it"
+    )]
+    SeveralPaths {
+        /// The device.
+        device: i32,
+    },
+    /// The stream is joined with the legacy default stream.
+    #[error(
+        "CUDA stream {stream:#x} is a blocking one: while it waits, so does the legacy default stream, and with it \
+         Mooncake's copies over TCP, perhaps those it waits for; use one made with CU_STREAM_NON_BLOCKING"
+    )]
+    BlockingStream {
+        /// The stream.
+        stream: u64,
+    },
+    /// Stream and timeline are of different contexts.
+    #[error("CUDA stream {stream:#x} is not of the timeline's context; make a timeline for its context")]
+    OtherContext {
+        /// The stream.
+        stream: u64,
+    },
+    /// A helper thread could not be started.
+    #[error("a thread for CUDA could not be started: {why}")]
+    Thread {
+        /// What the system says.
+        why: String,
+    },
     /// The per-thread default stream was adopted by another thread.
     #[error(
         "CUDA stream 0x2 is the calling thread's default stream, and another thread adopted it; adopt it on the thread \

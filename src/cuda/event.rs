@@ -11,6 +11,9 @@ use super::{CudaCode, RawHandle};
 use crate::code::errno;
 use crate::fence::{Failure, Fence, FenceStatus, Polled};
 
+/// A query takes driver locks that the application's launches want.
+const LEAST_INTERVAL: u64 = 5_000;
+
 /// An event of a pool.
 #[derive(Debug)]
 pub(super) struct RawEvent(pub(super) Handle);
@@ -66,6 +69,10 @@ impl Polled for PooledEvent {
     fn group(&self) -> Option<(u64, u64)> {
         Some(self.group)
     }
+
+    fn least_interval(&self) -> u64 {
+        LEAST_INTERVAL
+    }
 }
 
 /// Somebody else's event. It stands alone: where it was recorded is not known.
@@ -89,21 +96,34 @@ impl Polled for AdoptedEvent {
     fn group(&self) -> Option<(u64, u64)> {
         None
     }
+
+    fn least_interval(&self) -> u64 {
+        LEAST_INTERVAL
+    }
 }
 
-/// Asks the driver once. Only 600 means "not yet"; every other code is final.
+/// Asks the driver once.
 fn query(context: &ContextInner, event: Handle) -> FenceStatus {
-    let ask = || -> Result<u32, CudaError> {
+    // SAFETY: the event is live: it is this fence's, or its owner's word stands for it.
+    status_of(code_of(context, || Ok(unsafe { (context.driver.event_query)(event.0) })))
+}
+
+/// What the driver answers to a poller's question.
+pub(super) fn code_of(context: &ContextInner, ask: impl FnOnce() -> Result<u32, CudaError>) -> u32 {
+    let asked = || {
         become_poller(context.driver)?;
         let _current = context.enter()?;
-        // SAFETY: the event is live: it is this fence's, or its owner's word stands for it.
-        Ok(unsafe { (context.driver.event_query)(event.0) })
+        ask()
     };
-    let code = match ask() {
+    match asked() {
         Ok(code) => code,
         Err(CudaError::Call { code: CudaCode(code), .. }) => code,
         Err(_) => unreachable!("a driver call fails with a code"),
-    };
+    }
+}
+
+/// Only 600 means "not yet"; every other code is final.
+pub(super) fn status_of(code: u32) -> FenceStatus {
     match code {
         SUCCESS => FenceStatus::Signalled,
         NOT_READY => FenceStatus::Pending,

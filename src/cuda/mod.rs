@@ -37,16 +37,24 @@
 //! * The poller's queries never disturb a capture by another thread: the poller's thread is in relaxed capture mode.
 
 mod context;
+mod device;
 mod driver;
 mod error;
 mod event;
+mod graph;
+mod progress;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod timeline;
+mod word;
 
 pub use context::Context;
+pub use device::Release;
 pub use error::{CudaCode, CudaError};
+pub use progress::{GraphHold, Progress};
 pub use stream::Stream;
+pub use timeline::{GraphSignal, Timeline};
 
 /// A driver's handle: a `CUcontext`, `CUstream` or `CUevent`, or the runtime's `cudaStream_t` or `cudaEvent_t`, which
 /// are the same pointers.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use super::RawHandle;
-use super::context::{Context, Handle, Order, lock};
+use super::context::{Context, Current, Handle, Order, lock};
 use super::driver::{Driver, check, number};
 use super::error::CudaError;
 use super::event::PooledEvent;
@@ -84,24 +84,38 @@ impl Stream {
     /// Records one event; see the [module](super) for what that costs. Threads that make fences of one stream at a time
     /// wait for each other's record.
     pub fn fence(&self) -> Result<Fence, CudaError> {
-        let Inner { context, raw, thread, order, .. } = &*self.0;
-        if thread.is_some_and(|thread| thread != thread::current().id()) {
-            return Err(CudaError::OtherThreadsStream);
-        }
-        let driver = context.0.driver;
+        let Inner { context, raw, order, .. } = &*self.0;
         // Held over the record: the numbers are in the order of the records.
         let mut recorded = lock(&order.recorded);
-        let _current = context.0.enter()?;
-        let mut status = 0;
-        // SAFETY: a live stream, an out pointer.
-        let code = unsafe { (driver.stream_capturing)(raw.0, &mut status) };
-        check("cuStreamIsCapturing", number(raw.0), code)?;
-        if status != 0 {
-            return Err(CudaError::Capturing { stream: number(raw.0), status });
-        }
+        let _current = self.enter()?;
+        self.refuse_capture()?;
         let fence = PooledEvent::take(&context.0)?.record(*raw, (order.key, *recorded))?;
         *recorded += 1;
         Ok(fence)
+    }
+
+    /// Makes the stream's context current, on a thread that may use the stream.
+    pub(super) fn enter(&self) -> Result<Current, CudaError> {
+        if self.0.thread.is_some_and(|thread| thread != thread::current().id()) {
+            return Err(CudaError::OtherThreadsStream);
+        }
+        self.0.context.0.enter()
+    }
+
+    /// 0: no capture, 1: a whole one, 2: one that was invalidated. The stream is entered.
+    pub(super) fn capture_status(&self) -> Result<u32, CudaError> {
+        let mut status = 0;
+        // SAFETY: a live stream, an out pointer.
+        let code = unsafe { (self.0.context.0.driver.stream_capturing)(self.as_raw(), &mut status) };
+        check("cuStreamIsCapturing", number(self.as_raw()), code)?;
+        Ok(status)
+    }
+
+    pub(super) fn refuse_capture(&self) -> Result<(), CudaError> {
+        match self.capture_status()? {
+            0 => Ok(()),
+            status => Err(CudaError::Capturing { stream: number(self.as_raw()), status }),
+        }
     }
 
     /// The stream's context.

@@ -30,10 +30,14 @@ use std::time::{Duration, Instant};
 
 use event_listener::{Listener, listener};
 
+#[cfg(feature = "cuda")]
+pub(crate) use progress::mirrored;
 pub use progress::{NotReservedError, Progress, progress};
 pub(crate) use registration::{Inbox, Node, NodeKey, recheck_barrier};
 pub(crate) use timeline::TimelineCell;
 pub use timeline::{BackwardsError, Timeline, TimelineSignaller, timeline};
+#[cfg(feature = "cuda")]
+pub(crate) use timeline::{Mirror, landed};
 
 use crate::code::errno;
 use crate::sync::{AtomicU64, Ordering};
@@ -101,6 +105,9 @@ pub(crate) trait Polled: Send + Sync + fmt::Debug {
     /// The key of a group whose members signal in the order of the number beside it, so that only the oldest is asked;
     /// `None` stands alone.
     fn group(&self) -> Option<(u64, u64)>;
+
+    /// The shortest time between two looks, in nanoseconds: what asking costs others.
+    fn least_interval(&self) -> u64;
 }
 
 #[derive(Debug)]
@@ -110,7 +117,8 @@ pub(crate) enum Kind {
     /// A value of a timeline.
     Point { timeline: Arc<TimelineCell>, value: u64 },
     /// A place in a timeline's window, for the entry that has reserved `value`. Never waited for: its timeline moves.
-    Place { timeline: Weak<TimelineCell>, value: AtomicU64 },
+    /// `expires`: that may go on without the entry.
+    Place { timeline: Weak<TimelineCell>, value: AtomicU64, expires: bool },
     /// The poller asks and settles.
     Polled(Box<dyn Polled>),
 }
@@ -154,10 +162,23 @@ impl FenceInner {
         }
     }
 
+    /// For an entry that feeds it: the timeline, if values of it may expire, and whether this one has.
+    pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
+        match &self.kind {
+            Kind::Place { timeline, value, expires: true } => {
+                let timeline = timeline.upgrade()?;
+                // The word goes past an entry that has told nothing only then.
+                let expired = timeline.value() >= value.load(Ordering::Relaxed);
+                Some((timeline, expired))
+            }
+            _ => None,
+        }
+    }
+
     /// The entry that feeds it has ended: with the positive errno `root`, or with success. Called once; never blocks.
     pub(crate) fn tell(&self, root: Option<i32>) {
         match &self.kind {
-            Kind::Place { timeline, value } => {
+            Kind::Place { timeline, value, .. } => {
                 // If it is gone, nobody can wait for the value.
                 if let Some(timeline) = timeline.upgrade() {
                     timeline.complete(self, value.load(Ordering::Relaxed), root);
@@ -176,9 +197,17 @@ impl Fence {
     }
 
     /// A fence that a poller asks until it answers.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "CUDA events are the polled fences"))]
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "CUDA's are the polled fences"))]
     pub(crate) fn polled(polled: Box<dyn Polled>) -> Fence {
         Fence::new(Kind::Polled(polled))
+    }
+
+    /// A fence that has signalled.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn reached() -> Fence {
+        let fence = Fence::new(Kind::Told);
+        fence.0.settle(FenceStatus::Signalled);
+        fence
     }
 
     /// What is known now. Never blocks and calls no driver: a CUDA event reads as pending until a poller has seen it

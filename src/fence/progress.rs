@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use super::timeline::{NEVER, TimelineCell};
-use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack, unpack};
+use super::timeline::{Mirror, NEVER, TimelineCell};
+use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// A place's state is the value that has ended there, and below it the errno that it failed with, 0 for none. 2^52
@@ -21,7 +21,7 @@ impl TimelineCell {
         loop {
             // Acquire: the place is not written for its last value any more. Saturating: `last` may be old.
             let ahead = last.saturating_sub(self.value.load(Ordering::Acquire));
-            if ahead >= self.window.len() as u64 {
+            if ahead >= self.window.len() as u64 || !self.is_left(self.place(last + 1)) {
                 return None;
             }
             match self.reserved.compare_exchange_weak(last, last + 1, Ordering::Relaxed, Ordering::Relaxed) {
@@ -38,11 +38,43 @@ impl TimelineCell {
         Some((value, place))
     }
 
+    /// False if the entry that had the place last is on its way still, although its value has expired and the word gone on.
+    fn is_left(&self, place: &Arc<FenceInner>) -> bool {
+        if self.expiries.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        let left = Arc::strong_count(place) == 1;
+        // Whoever let go of it has read its value.
+        fence(Ordering::Acquire);
+        left
+    }
+
     /// The entry that has reserved `value` ended. Moves the word as far as everything has; never blocks.
     pub(super) fn complete(&self, place: &FenceInner, value: u64, root: Option<i32>) {
-        let errno = root.map_or(0, |root| -Failure::dependency(root).detail) as u64;
-        // Release: the place, the word and what was done before go on to who waits.
-        place.state.store(value << ERRNO_BITS | errno, Ordering::Release);
+        if end_place(place, value, root) {
+            self.advance();
+        }
+    }
+
+    /// Fails every value up to `value` whose entry has not ended with `errno`, and moves the word there. Their cores then end
+    /// those entries, which find that they are told already. Never blocks.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only streams that wait have limits"))]
+    pub(crate) fn expire(&self, value: u64, errno: i32) {
+        // Before a place is left to its next value: see `is_left`.
+        self.expiries.fetch_add(1, Ordering::AcqRel);
+        for at in self.value() + 1..=value {
+            end_place(self.place(at), at, Some(errno));
+        }
+        self.advance();
+    }
+
+    /// How often values have expired.
+    pub(crate) fn expiries(&self) -> u64 {
+        self.expiries.load(Ordering::Acquire)
+    }
+
+    /// Moves the word as far as everything has ended.
+    fn advance(&self) {
         let mut moved = false;
         loop {
             // After the place is stored, and after the word is moved: of two that complete neighbours at once, the later one
@@ -63,9 +95,27 @@ impl TimelineCell {
             moved |= self.value.compare_exchange(now, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         }
         if moved {
+            if let Some(mirror) = &self.mirror {
+                mirror.moved(self.value());
+            }
             self.registrations.fire_all();
         }
     }
+}
+
+/// Writes a place's end, unless it has one. A value's end is never taken back, nor does an earlier value's come after it.
+fn end_place(place: &FenceInner, value: u64, root: Option<i32>) -> bool {
+    let errno = root.map_or(0, |root| -Failure::dependency(root).detail) as u64;
+    let mut now = place.state.load(Ordering::Relaxed);
+    while now >> ERRNO_BITS < value {
+        let end = value << ERRNO_BITS | errno;
+        // Release: the place, the word and what was done before go on to who waits.
+        match place.state.compare_exchange_weak(now, end, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(other) => now = other,
+        }
+    }
+    false
 }
 
 /// A timeline at 0 that entries move. Up to `window` values, at least one, may be reserved and not yet in its completed
@@ -90,9 +140,16 @@ impl TimelineCell {
 /// # }
 /// ```
 pub fn progress(window: u32) -> Progress {
+    mirrored(window, None)
+}
+
+/// The same, whose steps `mirror` hears of, and whose values may expire.
+pub(crate) fn mirrored(window: u32, mirror: Option<Arc<dyn Mirror>>) -> Progress {
+    let expires = mirror.is_some();
     let cell = Arc::new_cyclic(|timeline: &Weak<TimelineCell>| {
-        let place = |_| FenceInner::new(Kind::Place { timeline: Weak::clone(timeline), value: AtomicU64::new(0) });
-        TimelineCell::new(0, (0..window.max(1)).map(place).collect())
+        let place =
+            |_| FenceInner::new(Kind::Place { timeline: Weak::clone(timeline), value: AtomicU64::new(0), expires });
+        TimelineCell::new(0, (0..window.max(1)).map(place).collect(), mirror)
     });
     Progress { cell }
 }
@@ -142,11 +199,7 @@ impl Progress {
 
     /// The first value in the prefix that failed, and why.
     pub fn failure(&self) -> Option<(u64, Failure)> {
-        let value = self.cell.failed_from.load(Ordering::Acquire);
-        match unpack(self.cell.failed.load(Ordering::Acquire)) {
-            FenceStatus::Failed(why) if value != NEVER => Some((value, why)),
-            _ => None,
-        }
+        self.cell.failure()
     }
 }
 
@@ -168,6 +221,40 @@ mod tests {
 
     fn failed(root: i32) -> FenceStatus {
         FenceStatus::Failed(Failure::dependency(root))
+    }
+
+    #[derive(Debug, Default)]
+    struct Seen(AtomicU64);
+
+    impl Mirror for Seen {
+        fn moved(&self, value: u64) {
+            self.0.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_expires_fails_and_its_entry_keeps_its_place() {
+        let seen = Arc::new(Seen::default());
+        let all = mirrored(2, Some(Arc::clone(&seen) as Arc<dyn Mirror>));
+        let (first, late) = (all.cell.reserve().unwrap().1, all.cell.reserve().unwrap().1);
+        first.tell(None);
+        drop(first);
+        all.cell.expire(2, 62);
+        assert_eq!((all.value(), seen.0.load(Ordering::Relaxed)), (2, 2));
+        assert_eq!(all.failure(), Some((2, Failure::dependency(62))));
+        // The place of 1 is free for 3; that of 2 is not for 4, as long as its entry is on its way.
+        let third = all.cell.reserve().unwrap();
+        assert_eq!(third.0, 3);
+        assert!(all.cell.reserve().is_none());
+        late.tell(None);
+        drop(late);
+        assert_eq!(all.value(), 2, "it was told already");
+        let fourth = all.cell.reserve().unwrap();
+        fourth.1.tell(None);
+        third.1.tell(None);
+        assert_eq!((all.value(), seen.0.load(Ordering::Relaxed)), (4, 4));
+        all.cell.expire(3, 62);
+        assert_eq!((all.value(), all.at(1).unwrap().status()), (4, FenceStatus::Signalled));
     }
 
     #[test]

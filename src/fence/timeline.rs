@@ -20,13 +20,23 @@ pub(crate) struct TimelineCell {
     pub(super) window: Box<[Arc<FenceInner>]>,
     /// The last value that an entry has reserved.
     pub(super) reserved: AtomicU64,
+    /// How often values were failed because their time was up, whose entries are still on their way.
+    pub(super) expiries: AtomicU64,
+    /// Hears of every step; with it values may expire.
+    pub(super) mirror: Option<Arc<dyn Mirror>>,
+}
+
+/// Hears of a timeline's steps.
+pub(crate) trait Mirror: Send + Sync + std::fmt::Debug {
+    /// The timeline has come to `value`, or further by now. Several threads may say so at once, in any order. Never blocks.
+    fn moved(&self, value: u64);
 }
 
 /// No value has failed.
 pub(super) const NEVER: u64 = u64::MAX;
 
 impl TimelineCell {
-    pub(super) fn new(value: u64, window: Box<[Arc<FenceInner>]>) -> TimelineCell {
+    pub(super) fn new(value: u64, window: Box<[Arc<FenceInner>]>, mirror: Option<Arc<dyn Mirror>>) -> TimelineCell {
         TimelineCell {
             value: AtomicU64::new(value),
             failed_from: AtomicU64::new(NEVER),
@@ -34,6 +44,8 @@ impl TimelineCell {
             registrations: Registrations::new(),
             window,
             reserved: AtomicU64::new(value),
+            expiries: AtomicU64::new(0),
+            mirror,
         }
     }
 
@@ -52,6 +64,39 @@ impl TimelineCell {
     pub(crate) fn value(&self) -> u64 {
         self.value.load(Ordering::Acquire)
     }
+
+    /// The first value that failed, and why.
+    pub(crate) fn failure(&self) -> Option<(u64, Failure)> {
+        let value = self.failed_from.load(Ordering::Acquire);
+        match unpack(self.failed.load(Ordering::Acquire)) {
+            FenceStatus::Failed(why) if value != NEVER => Some((value, why)),
+            _ => None,
+        }
+    }
+
+    /// Moves it to `value`, unless it is there or beyond; with a failure it and every later value fail from the next one on,
+    /// if none has failed yet. One thread at a time.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn move_to(&self, value: u64, failure: Option<(u64, Failure)>) {
+        let now = self.value();
+        if value <= now {
+            return;
+        }
+        if let Some((from, why)) = failure
+            && self.failed_from.load(Ordering::Relaxed) == NEVER
+        {
+            self.failed.store(pack(FenceStatus::Failed(why)), Ordering::Relaxed);
+            self.failed_from.store(from.max(now + 1), Ordering::Release);
+        }
+        self.value.store(value, Ordering::Release);
+        self.registrations.fire_all();
+    }
+}
+
+/// A timeline at 0 that [`TimelineCell::move_to`] moves.
+#[cfg(feature = "cuda")]
+pub(crate) fn landed() -> Arc<TimelineCell> {
+    Arc::new(TimelineCell::new(0, Box::default(), None))
 }
 
 /// A new timeline at `initial` and the one handle that moves it.
@@ -68,7 +113,7 @@ impl TimelineCell {
 /// # Ok::<(), moonring::fence::BackwardsError>(())
 /// ```
 pub fn timeline(initial: u64) -> (TimelineSignaller, Timeline) {
-    let cell = Arc::new(TimelineCell::new(initial, Box::default()));
+    let cell = Arc::new(TimelineCell::new(initial, Box::default(), None));
     (TimelineSignaller { cell: Arc::clone(&cell) }, Timeline { cell })
 }
 

@@ -726,6 +726,10 @@ mod tests {
         fn group(&self) -> Option<(u64, u64)> {
             None
         }
+
+        fn least_interval(&self) -> u64 {
+            0
+        }
     }
 
     impl Drop for Probe {
