@@ -177,7 +177,7 @@
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | [`store::Client::register`], [`unregister`](store::Client::unregister) | as long as the Store needs |
 //! | [`store::Client::close`] | at most its limit; dropping a client never blocks |
-//! | `cuda::Stream::fence` | no waiting for the GPU; a few driver calls, and other threads' records on the same stream |
+//! | `cuda::Stream::fence`, `cuda::Timeline::signal`, `cuda::Progress::hold` | no waiting for the GPU; a few driver calls, and other threads' calls on the same stream or timeline |
 //! | dropping a [`Ring`], or the last of its halves | at most [`Builder::grace`] and 10 s |
 //! | [`Ring::close`] | at most its limit and 10 s |
 //! | dropping an engine's last user | while the transport ends, with Mooncake at most 5 s |
@@ -189,7 +189,8 @@
 //!
 //! Each ring has one thread, `moonring-poller`, or shares that of the ring that it is attached to ([`Builder::attach`]). An
 //! [`Engine::open_segment`] runs on a `moonring-open`, a Store's calls on its `moonring-store`s, the end of an engine under a closing ring, and any end of a Mooncake
-//! engine or a Store client, on a `moonring-close`. They receive no signals. The poller sleeps when there is nothing to do; while
+//! engine or a Store client, on a `moonring-close`. Where CUDA streams wait for entries, one `moonring-limits` sees to
+//! their limits, and a `moonring-flush` for each timeline to the device, if it needs that. They receive no signals. The poller sleeps when there is nothing to do; while
 //! transfers are in flight, or CUDA fences are waited for, it looks again at growing intervals of at most 5 ms.
 //!
 //! ```

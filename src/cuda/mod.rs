@@ -16,6 +16,9 @@
 //! # }
 //! ```
 //!
+//! [`Stream::timeline`] does the same with a word in pinned memory, which the poller reads without the driver, and which
+//! works in CUDA graphs. The other way round, [`Context::progress`] makes a timeline that entries move and streams wait for.
+//!
 //! A framework's streams are adopted: [`Stream::adopt`], and [`Fence::from_cuda_event`](crate::Fence::from_cuda_event)
 //! for events.
 //!
@@ -24,8 +27,9 @@
 //! The driver is looked for at the first call into this module, and never by a program that makes none. `fence()` asks
 //! whether the stream is being captured, records, and creates an event when the context's pool has none left; it makes
 //! no other driver call than to set and restore the thread's current context, and pushing an entry makes none at all.
-//! Dropping a fence makes no driver call unless it is the last user of its context. No call here synchronises with a
-//! device, a context, a stream or an event.
+//! [`Timeline::signal`] and [`Progress::hold`] cost about the same; making a timeline or a progress may allocate a page of
+//! pinned memory. Dropping a fence makes no driver call unless it is the last user of its context. No call here
+//! synchronises with a device, a context, a stream or an event.
 //!
 //! # What can go wrong with an event
 //!
@@ -69,4 +73,8 @@ pub fn available() -> Result<(), CudaError> {
 
 static_assertions::assert_impl_all!(Context: Send, Sync);
 static_assertions::assert_impl_all!(Stream: Send, Sync);
+static_assertions::assert_impl_all!(Timeline: Send, Sync);
+static_assertions::assert_impl_all!(GraphSignal: Send, Sync);
+static_assertions::assert_impl_all!(Progress: Send, Sync);
+static_assertions::assert_impl_all!(GraphHold: Send, Sync);
 static_assertions::assert_impl_all!(CudaError: Send, Sync);

@@ -54,7 +54,7 @@ use crate::fence::{self, Failure, Fence, Kind, Mirror, TimelineCell};
 /// whole story.
 ///
 /// Clone it freely; any thread may use it. Keep one for as long as a stream waits: when the last clone is dropped, the streams
-/// that still wait go on at once, and their fences fail with `EOWNERDEAD`.
+/// that still wait go on at once, and their fences fail with `EOWNERDEAD`. The entries go on.
 #[derive(Clone, Debug)]
 pub struct Progress(Arc<Owner>);
 
@@ -293,10 +293,21 @@ impl GraphHold {
 }
 
 impl Inner {
-    /// A stream has waited as long as it was to: what has not ended fails with `errno`, then the stream goes on. No driver
+    /// A stream has waited as long as it was to: what has not ended fails, and is ended, then the stream goes on. No driver
     /// call.
-    fn expire(&self, value: u64, errno: i32) {
-        self.entries.cell.expire(value, errno);
+    fn expire(&self, value: u64) {
+        self.entries.cell.expire(value, errno::ETIME);
+        self.release(value, errno::ETIME);
+    }
+
+    /// Nobody is left to wait for: streams that do go on.
+    fn abandon(&self, value: u64) {
+        self.entries.cell.abandon(value, errno::EOWNERDEAD);
+        self.release(value, errno::EOWNERDEAD);
+    }
+
+    /// Where the word does not follow the entries at once.
+    fn release(&self, value: u64, errno: i32) {
         if let Ok((_, gate)) = &self.way
             && let Some(flush) = &gate.flush
         {
@@ -318,7 +329,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let waited = Limits::forget(&self.0);
         if let Some(value) = waited.into_iter().filter(|&value| !self.0.has_passed(value)).max() {
-            self.0.expire(value, errno::EOWNERDEAD);
+            self.0.abandon(value);
         }
     }
 }
@@ -442,7 +453,9 @@ impl Limits {
         let passed: Vec<Limited> = all.waits.extract_if(.., |wait| wait.progress.has_passed(wait.value)).collect();
         let first = all.waits.iter().map(|wait| wait.end).min();
         let sooner = first.is_none_or(|first| wait.end < first);
-        all.waits.push(wait);
+        if !wait.progress.has_passed(wait.value) {
+            all.waits.push(wait);
+        }
         drop(all);
         drop(passed); // whose end may be that of a context
         if sooner {
@@ -467,7 +480,7 @@ impl Limits {
                 drop(all);
                 for Limited { progress, value, .. } in over {
                     if !progress.has_passed(value) {
-                        progress.expire(value, errno::ETIME);
+                        progress.expire(value);
                     }
                 }
                 all = lock(&LIMITS.all);

@@ -25,8 +25,8 @@ use crate::fence::{Failure, Fence, FenceStatus, Polled};
 /// A device or a driver that cannot write memory from a stream makes it fall back to events: everything works but graphs,
 /// and [`fallback`](Self::fallback) says why.
 ///
-/// Clone it freely; any thread may use it. After a fault of the GPU no value comes any more: the poller, which asks the
-/// driver once in hundreds of vain looks, fails the fences within a second or two, with the driver's number as an event's.
+/// Clone it freely; any thread may use it. After a fault of the GPU no value comes any more: the poller asks the driver
+/// when nothing has come for half a second or so, and fails the fences, with the driver's number as an event's.
 #[derive(Clone, Debug)]
 pub struct Timeline(Arc<Inner>);
 
@@ -53,7 +53,7 @@ struct Moved {
     queued: Mutex<u64>,
     /// The `CUresult` of a fault; 0 for none.
     fault: AtomicU32,
-    /// Looks that found nothing.
+    /// Looks that found nothing since one that did.
     vain: AtomicU32,
 }
 
@@ -66,7 +66,8 @@ struct Signalled {
 
 /// Events that a timeline without a word keeps. For a value before the oldest that one's fence stands: later, never sooner.
 const EVENTS_KEPT: usize = 64;
-/// How many vain looks at a word there are to one question to the driver. They are at intervals that grow to 5 ms.
+/// How many vain looks at a word in a row there are to one question to the driver. They are at intervals that grow to 5 ms,
+/// so the first question comes after more than half a second.
 const LOOKS_PER_QUESTION: u32 = 256;
 /// A look at a word disturbs nobody.
 const LEAST_INTERVAL: u64 = 1_000;
@@ -271,6 +272,8 @@ impl Polled for Point {
     fn poll(&self) -> FenceStatus {
         let Moved { word, fault, vain, .. } = &*self.timeline;
         if word.value() >= self.value {
+            // What moves has no fault.
+            vain.store(0, Ordering::Relaxed);
             return FenceStatus::Signalled;
         }
         let mut code = fault.load(Ordering::Acquire);

@@ -8,14 +8,15 @@
 //! * [`timeline()`]: a word that only grows, and [`Timeline::at`] a fence on each value;
 //! * an entry that was pushed with [`push_fenced`](crate::SubmissionQueue::push_fenced): its own end;
 //! * [`progress()`]: a timeline whose values are the ends of entries, in the order of their pushes;
-//! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream.
+//! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream;
+//! * `cuda::Timeline` (feature `cuda`): a word in pinned memory, which a stream moves.
 //!
 //! A fence signals or fails once and stays so. If it fails, the entries that wait for it complete at the gate, at the
 //! first of their fences that failed, and are never issued:
 //!
 //! * after a host fence, a timeline or an entry with `-ECANCELED`, the root cause as a negative errno in
 //!   [`Cqe::detail`](crate::Cqe::detail), which is kept from edge to edge;
-//! * after a CUDA event with `-EIO`, the driver's `CUresult` in `detail`.
+//! * after a CUDA event or timeline with `-EIO`, the driver's `CUresult` in `detail`.
 //!
 //! Fences may be cloned, sent, asked and dropped by any thread. Dropping one that entries wait for changes nothing: they
 //! keep it. What a thread did before it signalled is visible to the transport when it is called because of that signal.
@@ -162,13 +163,14 @@ impl FenceInner {
         }
     }
 
-    /// For an entry that feeds it: the timeline, if values of it may expire, and whether this one has.
+    /// For an entry that feeds it: the timeline, if values of it may expire, and whether this one has, so that the entry is
+    /// to end.
     pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
         match &self.kind {
             Kind::Place { timeline, value, expires: true } => {
                 let timeline = timeline.upgrade()?;
                 // The word goes past an entry that has told nothing only then.
-                let expired = timeline.value() >= value.load(Ordering::Relaxed);
+                let expired = timeline.value() >= value.load(Ordering::Relaxed) && timeline.ends_late_entries();
                 Some((timeline, expired))
             }
             _ => None,
@@ -210,8 +212,8 @@ impl Fence {
         fence
     }
 
-    /// What is known now. Never blocks and calls no driver: a CUDA event reads as pending until a poller has seen it
-    /// done, which it does only while an entry waits for it. To learn of one, push a [`Wait`](crate::opcode::Wait).
+    /// What is known now. Never blocks and calls no driver: a CUDA event, and a value of a stream's timeline, read as pending
+    /// until a poller has seen them done, which it does only while an entry waits for them. To learn of one, push a [`Wait`](crate::opcode::Wait).
     pub fn status(&self) -> FenceStatus {
         self.0.status()
     }

@@ -68,6 +68,18 @@ impl TimelineCell {
         self.advance();
     }
 
+    /// The same, and the entries go on: only nobody waits for them any more.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn abandon(&self, value: u64, errno: i32) {
+        self.abandoned.store(true, Ordering::Release);
+        self.expire(value, errno);
+    }
+
+    /// True if entries whose value has expired are to end.
+    pub(super) fn ends_late_entries(&self) -> bool {
+        !self.abandoned.load(Ordering::Acquire)
+    }
+
     /// How often values have expired.
     pub(crate) fn expiries(&self) -> u64 {
         self.expiries.load(Ordering::Acquire)

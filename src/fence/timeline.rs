@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack, registration::Registrations, unpack};
 use crate::code::errno;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct TimelineCell {
@@ -22,6 +22,8 @@ pub(crate) struct TimelineCell {
     pub(super) reserved: AtomicU64,
     /// How often values were failed because their time was up, whose entries are still on their way.
     pub(super) expiries: AtomicU64,
+    /// Those entries go on: nobody waits for them any more.
+    pub(super) abandoned: AtomicBool,
     /// Hears of every step; with it values may expire.
     pub(super) mirror: Option<Arc<dyn Mirror>>,
 }
@@ -45,6 +47,7 @@ impl TimelineCell {
             window,
             reserved: AtomicU64::new(value),
             expiries: AtomicU64::new(0),
+            abandoned: AtomicBool::new(false),
             mirror,
         }
     }
