@@ -163,20 +163,6 @@ impl FenceInner {
         }
     }
 
-    /// For an entry that feeds it: the timeline, if values of it may expire, and whether this one has, so that the entry is
-    /// to end.
-    pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
-        match &self.kind {
-            Kind::Place { timeline, value, expires: true } => {
-                let timeline = timeline.upgrade()?;
-                // The word goes past an entry that has told nothing only then.
-                let expired = timeline.value() >= value.load(Ordering::Relaxed) && timeline.ends_late_entries();
-                Some((timeline, expired))
-            }
-            _ => None,
-        }
-    }
-
     /// The entry that feeds it has ended: with the positive errno `root`, or with success. Called once; never blocks.
     pub(crate) fn tell(&self, root: Option<i32>) {
         match &self.kind {
@@ -189,6 +175,20 @@ impl FenceInner {
             _ => {
                 self.settle(root.map_or(FenceStatus::Signalled, |root| FenceStatus::Failed(Failure::dependency(root))))
             }
+        }
+    }
+
+    /// For an entry that feeds it: the timeline, if values of it may expire, and whether this one has, so that the entry is
+    /// to end.
+    pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
+        match &self.kind {
+            Kind::Place { timeline, value, expires: true } => {
+                let timeline = timeline.upgrade()?;
+                // The word goes past an entry that has told nothing only then.
+                let expired = timeline.value() >= value.load(Ordering::Relaxed) && timeline.ends_late_entries();
+                Some((timeline, expired))
+            }
+            _ => None,
         }
     }
 }
