@@ -14,6 +14,8 @@
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
 //!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times; a
 //!   completion with [`CqeFlags::MORE`] is not the last.
+//! * An entry may have its own future instead of a completion in the queue ([`push_future`](SubmissionQueue::push_future)):
+//!   an [`EntryFuture`] owns a buffer, gives it back when nothing touches it any more, and may be dropped at any time.
 //! * [`EntryFlags`] put entries in order: links make chains, drains wait for all before. [`opcode::Timeout`],
 //!   [`Entry::gate_limit`] and [`Entry::transfer_limit`] bound time; [`opcode::Cancel`] and [`Controller`] end entries
 //!   before theirs, and wait until a buffer is left alone.
@@ -173,6 +175,7 @@
 //! | [`Ring::wait`], [`Ring::submit_and_wait`] | until so many completions are ready; [`Ring::wait_timeout`], [`Ring::wait_min`] at most their limit |
 //! | [`Ring::next`], [`Ring::completions`] | never: they are async |
 //! | [`Ring::eventfd`], [`EventFd`]'s calls | never |
+//! | [`EntryFuture`], its calls and its drop | never |
 //! | [`Engine::register`], [`Registered::unregister`] | as long as the transport needs, a metadata server's answer included |
 //! | [`Engine::open_segment`], [`Engine::reopen_segment`] | at most their limit |
 //! | [`store::Client::register`], [`unregister`](store::Client::unregister) | as long as the Store needs |
@@ -273,9 +276,9 @@ pub use entry::{Entry, EntryFlags};
 pub use fence::Fence;
 pub use region::{AccessError, InfoError, RangeError, Region, RegionInfo, Registered, Slice, UnregisterError};
 pub use ring::{
-    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, Counts, EventFd,
-    Messages, OpenChain, PeerStats, PushChainError, PushError, Refusal, Ring, StageCounts, Stats, Submission,
-    SubmissionQueue, Submitter, WaitError,
+    Builder, CloseReport, Completion, CompletionQueue, Completions, ControlError, Controller, Counts, Ended,
+    EntryFuture, EventFd, Messages, OpenChain, PeerStats, PushChainError, PushError, Refusal, Ring, StageCounts, Stats,
+    Submission, SubmissionQueue, Submitter, WaitError,
 };
 pub use transport::{RawMemory, TransportError, sim};
 

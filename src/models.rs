@@ -16,11 +16,12 @@ use crate::core::{Controls, Core};
 use crate::doorbell::Doorbell;
 use crate::fence::{self, FenceStatus, Inbox, Node, NodeKey, recheck_barrier};
 use crate::region::{Region, RegionInner};
+use crate::ring::future::{self, Route};
 use crate::ring::shared::Shared;
 use crate::spsc::{self, Leftover};
 use crate::store::{Client, Memory};
 use crate::sync::Arc;
-use crate::{Engine, Ring, WaitError, opcode};
+use crate::{Cqe, CqeFlags, Engine, Ring, WaitError, opcode};
 
 /// Checks `model`, with at most so many preemptions in one execution unless the environment says otherwise.
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -627,6 +628,54 @@ fn signal_and_thread() {
         let other = thread::spawn(move || signaller.signal());
         assert_eq!(fence.wait_timeout(Duration::MAX), FenceStatus::Signalled);
         other.join().unwrap();
+    });
+}
+
+/// An entry with a future ends with `MORE`, then with `NOTIF`, while a task waits for both: it is woken for each.
+#[test]
+fn route_and_task() {
+    check(3, || {
+        let route = StdArc::new(Route::new());
+        let core = StdArc::clone(&route);
+        let core = thread::spawn(move || {
+            core.complete(Cqe::new(1, -7, CqeFlags::MORE.bits(), 0, 0, 0));
+            core.complete(Cqe::new(1, 0, CqeFlags::NOTIF.bits(), 0, 0, 0));
+        });
+        let notified = StdArc::new(Notified(Notify::new()));
+        let waker = Waker::from(StdArc::clone(&notified));
+        for bit in [future::RESULT, future::LAST] {
+            while route.poll(bit, &waker).is_pending() {
+                notified.0.wait();
+            }
+            assert_eq!(route.result().res(), -7);
+        }
+        assert_eq!(route.notif().map(|notif| notif.flags()), Some(CqeFlags::NOTIF));
+        core.join().unwrap();
+    });
+}
+
+/// A future is dropped while its entry ends: one of the two sides lets go of the buffer, and none before the last completion.
+#[test]
+fn route_and_dropped_future() {
+    struct Buffer(StdArc<Count>);
+    impl Drop for Buffer {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    check(3, || {
+        let route = StdArc::new(Route::new());
+        let dropped = StdArc::new(Count::new(0));
+        let core = (StdArc::clone(&route), StdArc::clone(&dropped));
+        let core = thread::spawn(move || {
+            let (route, dropped) = core;
+            route.complete(Cqe::new(1, -7, CqeFlags::MORE.bits(), 0, 0, 0));
+            assert_eq!(dropped.load(SeqCst), 0);
+            route.complete(Cqe::new(1, 0, CqeFlags::NOTIF.bits(), 0, 0, 0));
+        });
+        route.leave(Box::new(Buffer(StdArc::clone(&dropped))));
+        core.join().unwrap();
+        assert_eq!(dropped.load(SeqCst), 1);
     });
 }
 

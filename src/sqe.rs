@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use static_assertions::{const_assert, const_assert_eq};
 
-use crate::code::errno;
+use crate::code::{Stage, errno};
+use crate::cqe::{Cqe, CqeFlags};
 use crate::entry::EntryFlags;
 use crate::fence::{FenceInner, TimelineCell};
 use crate::region::RegionInner;
+use crate::ring::future::Route;
 use crate::ring::message::Mailbox;
 use crate::ring::parts::{PartList, PartLists};
 use crate::spsc::Leftover;
@@ -73,6 +75,8 @@ pub(crate) mod op_flags {
     pub(crate) const MORE_BELOW: u16 = 1 << 10;
     /// Read, Write: it goes on above the range.
     pub(crate) const MORE_ABOVE: u16 = 1 << 11;
+    /// Any: what its end feeds has a route, where its completions go.
+    pub(crate) const ROUTED: u16 = 1 << 12;
 }
 
 /// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
@@ -139,10 +143,16 @@ impl Sqe {
         (!fence.is_null()).then(|| unsafe { Arc::from_raw(fence) })
     }
 
-    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with.
+    /// Tells the fence that its end feeds, if there is one and it was not told: `root` is the errno that it failed with. One
+    /// with a route stays for the completions.
     #[inline]
     pub(crate) fn signal(&mut self, root: Option<i32>) {
-        if !self.signal.is_null() {
+        if self.is_routed() {
+            // SAFETY: as below; it is kept.
+            if let Some(signal) = unsafe { self.signal.as_ref() } {
+                signal.tell(root);
+            }
+        } else if !self.signal.is_null() {
             let signal = std::mem::replace(&mut self.signal, ptr::null());
             // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count, which is let go of here.
             unsafe { Arc::from_raw(signal) }.tell(root);
@@ -154,6 +164,35 @@ impl Sqe {
     pub(crate) fn expiring(&self) -> Option<(Arc<TimelineCell>, bool)> {
         // SAFETY: a non-null `signal` came from `Arc::into_raw` at push and owns a count.
         unsafe { self.signal.as_ref() }?.expiring()
+    }
+
+    /// True if its completions go to a future.
+    #[inline]
+    pub(crate) fn is_routed(&self) -> bool {
+        self.op_flags & op_flags::ROUTED != 0
+    }
+
+    /// Where its completions go, until the last of them has.
+    pub(crate) fn route(&self) -> Option<&Route> {
+        if !self.is_routed() {
+            return None;
+        }
+        // SAFETY: a non-null `signal` came from `Arc::into_raw` at push, and the one copy of the entry that counts owns a count.
+        unsafe { self.signal.as_ref() }?.route()
+    }
+
+    /// Completes the future, and lets go of it with the last completion.
+    pub(crate) fn answer(&mut self, cqe: Cqe) {
+        if let Some(route) = self.route() {
+            route.complete(cqe);
+        }
+        if !cqe.flags().contains(CqeFlags::MORE) {
+            let signal = std::mem::replace(&mut self.signal, ptr::null());
+            if !signal.is_null() {
+                // SAFETY: as in `signal`.
+                drop(unsafe { Arc::from_raw(signal) });
+            }
+        }
     }
 
     /// True if it ends at once with 0: no fence, no flag, nothing injected.
@@ -303,5 +342,8 @@ impl Leftover for Sqe {
         drop(self.take_fence());
         self.signal(Some(errno::ESHUTDOWN));
         self.end_use(None);
+        if self.is_routed() {
+            self.answer(Cqe::new(self.user_data, -errno::ESHUTDOWN, Stage::Shutdown.bits(), 0, 0, 0));
+        }
     }
 }

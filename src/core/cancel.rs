@@ -7,8 +7,10 @@ use super::slots::{Slot, State};
 use super::{BUDGET, Core};
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
+use crate::fence::FenceInner;
 use crate::opcode::Select;
 use crate::ring::control::Reply;
+use crate::ring::future::Route;
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::transport::Nanos;
 
@@ -58,6 +60,15 @@ impl Core {
             }
         }
         (cancelled, too_late)
+    }
+
+    /// Nobody wants the entry any more that has this future.
+    pub(super) fn disown(&mut self, entry: &FenceInner) {
+        if let Some(token) = entry.route().and_then(Route::disown)
+            && let Some(slot) = self.slots.find(token)
+        {
+            self.cancel_one(slot, false);
+        }
     }
 
     /// Answers the callers for whom nothing is left to wait for.
@@ -160,7 +171,7 @@ impl Core {
     }
 
     /// A member whose turn has not come keeps its place in the order of completions; a unit behind a drain ends at once.
-    fn cancel_held(&mut self, slot: u32) {
+    pub(super) fn cancel_held(&mut self, slot: u32) {
         let ring = self.slots[slot].ring;
         let Some(at) = self.ring(ring).deferred.iter().position(|deferred| deferred.head == slot) else {
             self.slots.member(slot).cancelled = true;
@@ -256,10 +267,13 @@ impl Core {
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
         let again = op_flags & op_flags::MULTISHOT != 0 && entry.sqe.len != 1;
         // A tick that finds the CQ full is the last: it waits in its slot as any last completion does.
-        if again && ring.has_room() {
+        // To a future only the last one matters.
+        if again && (entry.sqe.is_routed() || ring.has_room()) {
             entry.sqe.len = entry.sqe.len.saturating_sub(1);
-            let flags = CqeFlags::MORE.bits() | Stage::Done.bits();
-            ring.post(Cqe::new(user_data, -errno::ETIME, flags, 0, self.now - entry.taken, 0));
+            if !entry.sqe.is_routed() {
+                let flags = CqeFlags::MORE.bits() | Stage::Done.bits();
+                ring.post(Cqe::new(user_data, -errno::ETIME, flags, 0, self.now - entry.taken, 0));
+            }
             self.timers.set(slot, due.saturating_add(span.max(1)));
             return;
         }

@@ -58,6 +58,9 @@ impl Core {
             }
             let slot = self.slots.take(ring, sqe, self.now);
             self.slots[slot].state = State::Held;
+            if let Some(route) = sqe.route() {
+                self.slots.member(slot).cancelled = route.take(self.slots.token(slot));
+            }
             if is_bad(&sqe, after) {
                 self.slots.member(slot).bad = true;
                 bad = true;
@@ -99,6 +102,10 @@ impl Core {
         while next != NONE {
             self.park(next);
             next = self.slots.member(next).next;
+        }
+        if self.slots.member(head).cancelled {
+            // Its future was dropped: it waits for no drain.
+            self.cancel_held(head);
         }
         self.release_deferred(ring);
     }

@@ -202,7 +202,7 @@ impl Gate {
         match &fence.kind {
             // A point is never settled: its timeline moves.
             Kind::Point { timeline, value } => self.watch(timeline, *value, registration),
-            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => {
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => {
                 if !fence.registrations.add(&place.node) {
                     self.free.push(registration);
                     return Err(fence.status());

@@ -31,11 +31,11 @@ use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
 use crate::entry::EntryFlags;
-use crate::fence::{FenceStatus, Inbox};
+use crate::fence::{FenceInner, FenceStatus, Inbox};
 use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
-use crate::ring::shared::{MAX_FENCES, Shared};
+use crate::ring::shared::{MAX_FENCES, Shared, slots_of};
 use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
@@ -75,6 +75,8 @@ pub(crate) enum Control {
     Quiesce { ring: u32, select: Select, reply: Arc<Reply<()>> },
     /// Shows what the ring has counted.
     Stats { ring: u32, reply: Arc<Reply<Stats>> },
+    /// The future of an entry is gone, or asks for its cancelling.
+    Disown { ring: u32, entry: Arc<FenceInner> },
     /// An entry of any ring posts a completion on this one.
     Message { ring: u32, user_data: u64, res: i32 },
     /// It was not sent; the unit that was taken for it is free.
@@ -319,6 +321,11 @@ impl Core {
                         reply.give(self.stats_of(place));
                     }
                 }
+                Control::Disown { ring, entry } => {
+                    if self.place_of(ring).is_some() {
+                        self.disown(&entry);
+                    }
+                }
                 Control::Message { ring, user_data, res } => {
                     if let Some(place) = self.place_of(ring) {
                         self.post_message(place, user_data, res);
@@ -363,8 +370,8 @@ impl Core {
 
     fn add_ring(&mut self, number: u32, shared: Arc<Shared>, sq: Consumer<Sqe>, cq: Producer<Cqe>) {
         // Rings that are gone have left their slots and edges.
-        let capacities = self.rings.iter().flatten().map(|ring| ring.capacity() as usize);
-        let slots = capacities.sum::<usize>() + shared.capacity as usize;
+        let rights = self.rings.iter().flatten().map(|ring| slots_of(ring.capacity()) as usize);
+        let slots = rights.sum::<usize>() + slots_of(shared.capacity as u32) as usize;
         let more = slots.saturating_sub(self.slots.len());
         self.slots.grow(more);
         self.timers.grow(more);
@@ -620,6 +627,11 @@ impl Core {
         if self.slots[slot].quiet {
             ring.end_use(&mut self.slots[slot].sqe);
         }
+        if self.slots[slot].sqe.is_routed() {
+            // Whoever waits for it hears of every end, and has room for it.
+            self.post_now(slot);
+            return;
+        }
         if self.slots.member(slot).skip || self.slots.member(slot).hidden {
             ring.give_back(&self.slots[slot], true);
             self.slots.release(slot);
@@ -640,10 +652,17 @@ impl Core {
         let cqe = cqe_of(entry);
         if entry.quiet {
             ring.give_back(entry, false);
-            ring.post(cqe);
-            self.slots.release(slot);
+        }
+        if entry.sqe.is_routed() {
+            // Before the future, which may push at once.
+            ring.publish();
+            entry.sqe.answer(cqe);
         } else {
             ring.post(cqe);
+        }
+        if entry.quiet {
+            self.slots.release(slot);
+        } else {
             entry.state = State::Overdue;
         }
     }
@@ -774,7 +793,7 @@ impl Core {
         let Some(ring) = self.rings[index as usize].take() else { return };
         self.spare_edges.push(ring.all_side_edges());
         self.retire_drivers(&ring);
-        self.controls.leave(ring.capacity());
+        self.controls.leave(slots_of(ring.capacity()));
         ring.finish();
     }
 
@@ -879,6 +898,10 @@ impl Core {
                 entry.landed = self.now;
                 let unquiet = if stopped { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
                 entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | unquiet;
+                if entry.sqe.is_routed() {
+                    self.post_now(slot);
+                    continue;
+                }
                 entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
                 ring.wait_for_room(&mut self.slots, slot);

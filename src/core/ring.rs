@@ -66,7 +66,7 @@ pub(super) struct RingState {
     /// Its peers, by their [`place`](crate::ring::share::place).
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
-    /// It is closing, and something has happened to it since the last step of that.
+    /// Something has happened to it that the next step of closing is for: an entry has ended for good.
     stirred: bool,
     /// Its engine is being ended, with operations in flight.
     ending: Option<Arc<Ending>>,
@@ -339,7 +339,6 @@ impl RingState {
     pub(super) fn post(&mut self, cqe: Cqe) {
         if let Some((closing, _)) = &self.closing {
             closing.keep(cqe);
-            self.stirred = true;
             return;
         }
         self.cq.write(cqe).expect("the caller has seen room");
@@ -352,6 +351,7 @@ impl RingState {
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
         self.freed += 1;
+        self.stirred = true;
     }
 
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).

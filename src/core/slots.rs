@@ -119,7 +119,7 @@ const ALONE: Member = Member {
     again: false,
 };
 
-/// All slots of a core. A ring has a right to as many as its capacity.
+/// All slots of a core. A ring has a right to as many as its capacity and the reserve for Cancels.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,

@@ -146,7 +146,7 @@ mod places {
 
     #[test]
     fn rings_that_come_and_go_use_the_same_places() {
-        let controls = Arc::new(Controls::new(8));
+        let controls = Arc::new(Controls::new(slots_of(8)));
         let mut core = Core::new(Arc::clone(&controls), 0);
         let first = add(&mut core, &controls, 8, &Engine::loopback());
         let sizes = |core: &Core| {
@@ -155,7 +155,7 @@ mod places {
         };
         let mut after_one = None;
         for round in 0..100 {
-            controls.join(64).unwrap();
+            controls.join(slots_of(64)).unwrap();
             let ring = add(&mut core, &controls, if round % 2 == 0 { 64 } else { 40 }, &Engine::loopback());
             let numbers: Vec<u32> = core.rings.iter().flatten().map(|ring| ring.number).collect();
             assert_eq!(numbers, [first, ring]);
@@ -170,7 +170,7 @@ mod places {
             assert_eq!(*after_one.get_or_insert(sizes(&core)), sizes(&core), "round {round}");
             assert!(!core.is_done());
         }
-        assert_eq!(sizes(&core).1, 72);
+        assert_eq!(sizes(&core).1, (slots_of(8) + slots_of(64)) as usize);
         close(&mut core, &controls, first);
         assert!(core.is_done());
         assert!(matches!(controls.join(1), Err(Refused::Gone)));

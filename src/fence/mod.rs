@@ -7,6 +7,7 @@
 //! * [`host`]: a thread says that something is done ([`Signaller::signal`]);
 //! * [`timeline()`]: a word that only grows, and [`Timeline::at`] a fence on each value;
 //! * an entry that was pushed with [`push_fenced`](crate::SubmissionQueue::push_fenced): its own end;
+//! * an entry with a future: [`EntryFuture::fence`](crate::EntryFuture::fence);
 //! * [`progress()`]: a timeline whose values are the ends of entries, in the order of their pushes;
 //! * `cuda::Stream::fence` (feature `cuda`): a CUDA event, recorded behind the work that is queued on a stream;
 //! * `cuda::Timeline` (feature `cuda`): a word in pinned memory, which a stream moves.
@@ -41,6 +42,7 @@ pub use timeline::{BackwardsError, Timeline, TimelineSignaller, timeline};
 pub(crate) use timeline::{Mirror, landed};
 
 use crate::code::errno;
+use crate::ring::future::Route;
 use crate::sync::{AtomicU64, Ordering};
 use registration::Registrations;
 
@@ -122,6 +124,8 @@ pub(crate) enum Kind {
     Place { timeline: Weak<TimelineCell>, value: AtomicU64, expires: bool },
     /// The poller asks and settles.
     Polled(Box<dyn Polled>),
+    /// Told as the end of an entry that has a future.
+    Routed(Box<Route>),
 }
 
 #[derive(Debug)]
@@ -142,7 +146,15 @@ impl FenceInner {
     pub(crate) fn timeline(&self) -> Option<&Arc<TimelineCell>> {
         match &self.kind {
             Kind::Point { timeline, .. } => Some(timeline),
-            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => None,
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => None,
+        }
+    }
+
+    /// Where the completions of its entry go, if that has a future.
+    pub(crate) fn route(&self) -> Option<&Route> {
+        match &self.kind {
+            Kind::Routed(route) => Some(route),
+            Kind::Told | Kind::Point { .. } | Kind::Place { .. } | Kind::Polled(_) => None,
         }
     }
 
@@ -150,7 +162,9 @@ impl FenceInner {
     pub(crate) fn status(&self) -> FenceStatus {
         match &self.kind {
             Kind::Point { timeline, value } => timeline.status_at(*value),
-            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => unpack(self.state.load(Ordering::Acquire)),
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => {
+                unpack(self.state.load(Ordering::Acquire))
+            }
         }
     }
 
@@ -226,7 +240,7 @@ impl Fence {
         let end = Instant::now().checked_add(limit);
         let heard_of = match &self.0.kind {
             Kind::Point { timeline, .. } => &timeline.registrations,
-            Kind::Told | Kind::Place { .. } | Kind::Polled(_) => &self.0.registrations,
+            Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => &self.0.registrations,
         };
         let mut status = self.status();
         while status == FenceStatus::Pending {

@@ -3,6 +3,7 @@
 mod close;
 pub(crate) mod control;
 mod eventfd;
+pub(crate) mod future;
 mod halves;
 pub(crate) mod message;
 pub(crate) mod parts;
@@ -19,6 +20,7 @@ use std::time::Duration;
 pub use close::CloseReport;
 pub use control::{ControlError, Controller};
 pub use eventfd::EventFd;
+pub use future::{Ended, EntryFuture};
 pub use halves::{Completion, Submission};
 pub use message::Messages;
 pub use push::{OpenChain, PushChainError, PushError, Refusal, Submitter};
@@ -35,7 +37,7 @@ use crate::spsc;
 use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
-use shared::Shared;
+use shared::{Shared, slots_of};
 
 /// Settings of a ring.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ impl Builder {
     ///
     /// # Errors
     /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; `NotConnected` if the ring that
-    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings have 2^24 - 1 entries
+    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings, each with its [reserve](Ring::CANCEL_RESERVE), have 2^24 - 1 entries
     /// together already, or would; otherwise what starting the thread says.
     pub fn build(self, entries: u32, engine: &Engine) -> io::Result<Ring> {
         if !(1..=Ring::MAX_ENTRIES).contains(&entries) {
@@ -99,7 +101,7 @@ impl Builder {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let poller = match &self.attach {
-            None => Arc::new(Poller::spawn(entries, self.idle)?),
+            None => Arc::new(Poller::spawn(slots_of(entries), self.idle)?),
             Some(other) => joined(other, entries)?,
         };
         Ok(self.on(poller, entries, engine))
@@ -114,9 +116,10 @@ impl Builder {
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
         let threads_here = engine.transport().caps().threads_here;
+        let pusher = Pusher::owner(Arc::clone(&shared), Arc::clone(controls), ring, sq_in);
         let hold = Arc::new(Hold { ring, grace: self.grace, poller: Some(poller) });
         Ring {
-            submission: Submission::new(Arc::clone(&hold), Pusher::owner(Arc::clone(&shared), sq_in)),
+            submission: Submission::new(Arc::clone(&hold), pusher),
             completion: Completion { hold, reaper: Reaper::new(shared, cq_out, threads_here) },
         }
     }
@@ -124,14 +127,14 @@ impl Builder {
     /// The ring alone: a test gives turns to a core with its controls.
     #[cfg(test)]
     pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
-        self.on(Arc::new(Poller::without_thread(entries)), entries, engine)
+        self.on(Arc::new(Poller::without_thread(slots_of(entries))), entries, engine)
     }
 }
 
 /// The poller to attach to, with a place for a ring of `entries`.
 fn joined(other: &Weak<Poller>, entries: u32) -> io::Result<Arc<Poller>> {
     let poller = other.upgrade();
-    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(entries));
+    let joined = poller.as_ref().map_or(Err(Refused::Gone), |poller| poller.controls.join(slots_of(entries)));
     match (joined, poller) {
         (Ok(()), Some(poller)) => Ok(poller),
         (Err(Refused::Full(all)), _) => {
@@ -176,6 +179,8 @@ impl Ring {
 impl Ring {
     /// Most entries of a ring.
     pub const MAX_ENTRIES: u32 = 1 << 20;
+    /// How many [`Cancel`](crate::opcode::Cancel)s and [`TimeoutRemove`](crate::opcode::TimeoutRemove)s may be pushed on a full ring.
+    pub const CANCEL_RESERVE: u32 = shared::CANCEL_RESERVE;
 
     /// Settings for a new ring.
     pub fn builder() -> Builder {
@@ -349,6 +354,19 @@ impl SubmissionQueue<'_> {
     /// As [`push`](Self::push).
     pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
         self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose completions go to a future, not into the completion queue. [`EntryFuture`] says what becomes of
+    /// both when one is dropped. The future hears of every end: `CQE_SKIP_SUCCESS` does what it does to the rest of a chain and
+    /// no more, and of a multishot Timeout only the last completion comes. Allocates the future's state.
+    ///
+    /// Waiting on the ring counts completions of its queue, so it ends with
+    /// [`NothingOutstanding`](WaitError::NothingOutstanding) when entries with futures were all there was.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
+        self.pusher.push_future(entry)
     }
 
     /// Accepts an entry whose end moves a timeline, and returns the value that it has reserved there. Allocates nothing.

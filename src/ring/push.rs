@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use super::future::{EntryFuture, Route};
 use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
-use super::shared::{LaneWord, Life, Shared};
+use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::spsc::{self, Leftover, Producer};
-use crate::sqe::Sqe;
+use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::store::request::{self, MAX_KEY, Request, Unusable};
 use crate::sync::Ordering;
 
@@ -27,7 +28,8 @@ pub struct PushError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted.
+    /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted. A Cancel
+    /// may go up to [`Ring::CANCEL_RESERVE`](crate::Ring::CANCEL_RESERVE) beyond that, where there is a place in the submission queue.
     /// `EAGAIN` in io_uring's terms. For each completion that is reaped there is room for one more, but for one with `MORE`.
     #[error("the ring is full: {capacity} entries are outstanding; submit, reap completions and push again")]
     Full {
@@ -184,8 +186,10 @@ pub(super) struct Pusher {
     /// The last entry pushed is linked to the next.
     open: bool,
     shares: Shares,
-    /// After the queue, so that it is dropped after it: entries that no core took end their uses of regions, which the
-    /// engine keeps.
+    pub(super) controls: Arc<Controls>,
+    pub(super) ring: u32,
+    /// After the queue, and the controls with other queues in them, so that it is dropped after them: entries that no core took
+    /// end their uses of regions, which the engine keeps.
     pub(super) shared: Arc<Shared>,
 }
 
@@ -199,8 +203,9 @@ enum Units {
 }
 
 impl Pusher {
-    pub(super) fn owner(shared: Arc<Shared>, sq: Producer<Sqe>) -> Pusher {
-        Pusher { shared, sq, units: Units::Own { accepted: 0, freed: 0 }, open: false, shares: Shares::default() }
+    pub(super) fn owner(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32, sq: Producer<Sqe>) -> Pusher {
+        let units = Units::Own { accepted: 0, freed: 0 };
+        Pusher { shared, controls, ring, sq, units, open: false, shares: Shares::default() }
     }
 
     /// From now on there are other producers.
@@ -211,18 +216,25 @@ impl Pusher {
         }
     }
 
+    /// Takes a unit, unless `most` are taken.
     #[inline]
-    fn take_unit(&mut self) -> bool {
-        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit() };
-        if *accepted - *freed >= self.shared.capacity {
+    fn take_unit(&mut self, most: u64) -> bool {
+        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
+        if *accepted - *freed >= most {
             // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
             *freed = self.shared.freed.load(Ordering::Acquire);
-            if *accepted - *freed >= self.shared.capacity {
+            if *accepted - *freed >= most {
                 return false;
             }
         }
         *accepted += 1;
         true
+    }
+
+    /// Takes a unit of the reserve, which comes without a place in the queue.
+    #[cold]
+    fn take_reserved(&mut self) -> bool {
+        self.sq.room() > 0 && self.take_unit(self.shared.capacity + u64::from(CANCEL_RESERVE))
     }
 
     /// Accepts the entry, unpublished, or gives it back.
@@ -246,6 +258,15 @@ impl Pusher {
         })
     }
 
+    /// Accepts the entry, whose completions go to a future.
+    pub(super) fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
+        let (controls, ring) = (Arc::clone(&self.controls), self.ring);
+        self.push_feeding(entry, || {
+            let end = FenceInner::new(Kind::Routed(Box::new(Route::new())));
+            Ok((Arc::clone(&end), EntryFuture::new(end, controls, ring)))
+        })
+    }
+
     /// Accepts the entry, which moves a timeline, and returns its value there.
     pub(super) fn push_signalling(&mut self, entry: Entry, progress: &Progress) -> Result<u64, PushError> {
         self.push_feeding(entry, || match progress.cell.reserve() {
@@ -266,6 +287,9 @@ impl Pusher {
         };
         match signal() {
             Ok((signal, answer)) => {
+                if signal.route().is_some() {
+                    sqe.op_flags |= op_flags::ROUTED;
+                }
                 sqe.signal = Arc::into_raw(signal);
                 self.write(sqe, entry.fence.take());
                 Ok(answer)
@@ -390,7 +414,7 @@ impl Pusher {
             self.give_side_back(sqe.side);
             return Err(why);
         }
-        if !self.take_unit() {
+        if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
             self.give_share_back(&sqe);
             // Of a copy: the one that is written has no address, so that it stays in registers.
             let mut refused = sqe;
@@ -608,10 +632,7 @@ fn check_range(len: u64, remote: u64) -> Result<(), Refusal> {
 /// Entries become visible to the poller with [`submit`](Self::submit). Dropping a submitter submits what it has pushed.
 #[derive(Debug)]
 pub struct Submitter {
-    /// Before the pusher: the other ends of lanes may be on their way in there.
-    controls: Arc<Controls>,
     pusher: Pusher,
-    ring: u32,
     lane: u32,
 }
 
@@ -621,8 +642,8 @@ impl Submitter {
         let lane = shared.take_lane();
         shared.submitters.fetch_add(1, Ordering::Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
-        let pusher = Pusher { shared, sq, units: Units::Shared, open: false, shares: Shares::default() };
-        Submitter { pusher, controls, ring, lane }
+        let shares = Shares::default();
+        Submitter { pusher: Pusher { shared, controls, ring, sq, units: Units::Shared, open: false, shares }, lane }
     }
 
     /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after
@@ -646,6 +667,15 @@ impl Submitter {
     /// As [`push`](Self::push).
     pub fn push_fenced(&mut self, entry: Entry) -> Result<Fence, PushError> {
         self.pusher.push_fenced(entry)
+    }
+
+    /// Accepts an entry whose completions go to a future, as
+    /// [`SubmissionQueue::push_future`](super::SubmissionQueue::push_future).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_future(&mut self, entry: Entry) -> Result<EntryFuture, PushError> {
+        self.pusher.push_future(entry)
     }
 
     /// Accepts an entry whose end moves a timeline, as
@@ -687,7 +717,8 @@ impl Submitter {
 
 impl Clone for Submitter {
     fn clone(&self) -> Submitter {
-        Submitter::new(Arc::clone(&self.pusher.shared), Arc::clone(&self.controls), self.ring)
+        let Pusher { shared, controls, ring, .. } = &self.pusher;
+        Submitter::new(Arc::clone(shared), Arc::clone(controls), *ring)
     }
 }
 
@@ -696,7 +727,7 @@ impl Drop for Submitter {
         self.pusher.close_chain();
         let submitted = self.submit();
         debug_assert!(submitted.is_ok(), "the chain was just closed");
-        self.controls.send(Control::LaneGone { ring: self.ring, lane: self.lane });
+        self.pusher.controls.send(Control::LaneGone { ring: self.pusher.ring, lane: self.lane });
         self.pusher.shared.submitter_gone();
     }
 }

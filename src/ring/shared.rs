@@ -21,6 +21,14 @@ use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Orde
 /// Most fences on one entry.
 pub(crate) const MAX_FENCES: usize = 64;
 
+/// Units beyond the capacity, which only Cancels take.
+pub(crate) const CANCEL_RESERVE: u32 = 4;
+
+/// The slots that a ring of this capacity has a right to.
+pub(crate) const fn slots_of(capacity: u32) -> u32 {
+    capacity + CANCEL_RESERVE
+}
+
 /// Whether a ring takes entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -95,7 +103,7 @@ impl Shared {
             lists: PartLists::new((capacity as usize / 8).max(1)),
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
-            published: ArrayQueue::new(capacity as usize),
+            published: ArrayQueue::new(slots_of(capacity) as usize),
             last_stats: OnceLock::new(),
             free_lanes: Mutex::default(),
             lanes: AtomicU32::new(0),
@@ -154,12 +162,17 @@ impl Shared {
 
     /// Takes one unit of capacity, for producers that share them.
     pub(crate) fn take_unit(&self) -> bool {
+        self.take_unit_of(self.capacity)
+    }
+
+    /// The same, unless `most` are taken.
+    pub(crate) fn take_unit_of(&self, most: u64) -> bool {
         loop {
             // `freed` first: read last, it could count units that `accepted` does not. Acquire: with the unit comes the place
             // in the SQ that its last user gave back before it.
             let freed = self.freed.load(Ordering::Acquire);
             let accepted = self.accepted.load(Ordering::Relaxed);
-            if accepted - freed >= self.capacity {
+            if accepted - freed >= most {
                 return false;
             }
             let took =

@@ -155,9 +155,12 @@ impl AtomicWaker {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
     }
 
+    pub(crate) fn take(&self) -> Option<Waker> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     pub(crate) fn wake(&self) {
-        let waker = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(waker) = waker {
+        if let Some(waker) = self.take() {
             waker.wake();
         }
     }

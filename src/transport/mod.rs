@@ -18,7 +18,7 @@ pub type Nanos = u64;
 
 /// An operation's name between core and driver: unique for the life of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(u64);
+pub struct Token(pub(crate) u64);
 
 impl Token {
     /// 24 bits of slot, 40 bits of generation: one slot reused 100 million times a second repeats a token after 3 hours,
