@@ -10,6 +10,7 @@ mod bench;
 mod command;
 mod conformance;
 mod demo;
+mod gpu;
 mod loom;
 mod pins;
 mod planted;
@@ -54,6 +55,8 @@ enum Task {
     },
     /// Measure the ring side by side with what it replaces; prints a table and writes a report with plots
     Bench(bench::Options),
+    /// Build target/gpu/bundle.tar.gz, which checks and measures moonring on any machine with a GPU, and run it here
+    Gpu,
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
         /// A part of a patch's name; all patches without
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Task::Test { args } => test::test(&args),
         Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
         Task::Bench(options) => bench::bench(&options),
+        Task::Gpu => gpu::gpu(),
         Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {

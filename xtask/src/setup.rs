@@ -8,7 +8,7 @@
 //! | `tmp/` | what an unfinished set-up left; removed by the next one |
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -21,20 +21,47 @@ pub fn setup() -> Result<()> {
     if !cfg!(target_os = "linux") || !matches!(arch, "x86_64" | "aarch64") {
         bail!("Mooncake's wheels exist for Linux on x86_64 and aarch64, not for {} on {arch}", std::env::consts::OS);
     }
-    let home = crate::project_root().join(".mooncake");
-    fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
-    // Two set-ups at once would unpack into each other's scratch folder. The lock ends with the process.
-    let path = home.join("lock");
-    let lock = File::create(&path).with_context(|| format!("could not make {}", path.display()))?;
-    lock.lock().with_context(|| format!("could not lock {}", path.display()))?;
-    make(&home, "wheel", &["mooncake-transfer-engine-non-cuda"])?;
+    let home = home();
+    let _alone = lock(&home)?;
+    make(&home, "wheel", &["mooncake-transfer-engine-non-cuda"], Libraries::Ensured)?;
     if has_cuda_driver() {
-        make(&home, "wheel-cuda", &["mooncake-transfer-engine", "nvidia-cuda-runtime-cu12"])?;
+        make(&home, "wheel-cuda", &CUDA, Libraries::Ensured)?;
     }
     Ok(())
 }
 
-fn make(home: &Path, name: &str, packages: &[&str]) -> Result<()> {
+const CUDA: [&str; 2] = ["mooncake-transfer-engine", "nvidia-cuda-runtime-cu12"];
+
+/// The set-up folder.
+pub fn home() -> PathBuf {
+    crate::project_root().join(".mooncake")
+}
+
+/// The CUDA wheel's folder, fetched if it is missing, on any machine: without a driver it cannot be loaded, but be packed.
+pub fn cuda_wheel() -> Result<PathBuf> {
+    let home = home();
+    let _alone = lock(&home)?;
+    make(&home, "wheel-cuda", &CUDA, Libraries::Ignored)?;
+    Ok(home.join("wheel-cuda"))
+}
+
+/// Two set-ups at once would unpack into each other's scratch folder. The lock ends with the file, or the process.
+fn lock(home: &Path) -> Result<File> {
+    fs::create_dir_all(home).with_context(|| format!("could not make {}", home.display()))?;
+    let path = home.join("lock");
+    let lock = File::create(&path).with_context(|| format!("could not make {}", path.display()))?;
+    lock.lock().with_context(|| format!("could not lock {}", path.display()))?;
+    Ok(lock)
+}
+
+/// Whether the system libraries that a wheel needs are seen to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Libraries {
+    Ensured,
+    Ignored,
+}
+
+fn make(home: &Path, name: &str, packages: &[&str], libraries: Libraries) -> Result<()> {
     let folder = home.join(name);
     let pins = packages.iter().map(|name| Pin::find(name)).collect::<Result<Vec<_>>>()?;
     let scratch = home.join("tmp");
@@ -43,7 +70,7 @@ fn make(home: &Path, name: &str, packages: &[&str]) -> Result<()> {
     }
     fs::create_dir(&scratch)?;
     let fetched = wheel::ensure(&folder, &pins, &scratch)?;
-    let linked = system::ensure(&folder, home, &scratch)?;
+    let linked = libraries == Libraries::Ensured && system::ensure(&folder, home, &scratch)?;
     fs::remove_dir_all(&scratch)?;
     if fetched || linked {
         eprintln!("Mooncake {} is set up in {}", pins[0].version, folder.display());

@@ -1,0 +1,141 @@
+//! Running other programs with a limit, and reading what the test programs among them say.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How a program ended, and what it wrote, line by line.
+pub struct Ended {
+    /// `None` if it was stopped at its limit.
+    pub status: Option<ExitStatus>,
+    pub stdout: Vec<String>,
+    pub stderr: Vec<String>,
+}
+
+/// Runs a program, for as long as the limit at most.
+pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("could not start {:?}", command.get_program()))?;
+    let stdout = lines(child.stdout.take());
+    let stderr = lines(child.stderr.take());
+    let status = wait(&mut child, limit)?;
+    // What it has started may keep the pipes open after it: what is not there soon is not waited for.
+    let until = started + limit + Duration::from_secs(1);
+    let collect = |lines: Receiver<String>| {
+        let mut all = Vec::new();
+        while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            all.push(line);
+        }
+        all
+    };
+    Ok(Ended { status, stdout: collect(stdout), stderr: collect(stderr) })
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A pipe's lines, until it is closed.
+fn lines(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    if let Some(pipe) = pipe {
+        thread::spawn(move || {
+            let mut reader = BufReader::new(pipe);
+            let mut line = Vec::new();
+            // A program may print anything.
+            while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+    }
+    lines
+}
+
+/// What a test program of Rust's own harness reports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tests {
+    pub passed: u64,
+    pub failed: Vec<String>,
+    /// Tests, or parts of tests, that did not run.
+    pub skipped: Vec<String>,
+    /// What a test found out about the driver.
+    pub facts: Vec<String>,
+}
+
+impl Tests {
+    /// Reads what a test program printed with `--show-output`.
+    pub fn read(lines: &[String]) -> Tests {
+        let mut tests = Tests::default();
+        for line in lines {
+            if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
+                match result {
+                    "ok" => tests.passed += 1,
+                    "FAILED" => tests.failed.push(name.to_owned()),
+                    _ if result.starts_with("ignored") => tests.skipped.push(name.to_owned()),
+                    _ => {}
+                }
+            } else if let Some(part) = line.strip_prefix("NOT CHECKED: ") {
+                let part = part.split(": ").next().unwrap_or(part).to_owned();
+                if !tests.skipped.contains(&part) {
+                    tests.skipped.push(part);
+                }
+            } else if let Some(fact) = line.strip_prefix("FACT ") {
+                tests.facts.push(fact.to_owned());
+            }
+        }
+        tests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_a_test_program_prints() {
+        let text = "\nrunning 5 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ignored, needs more\n\
+                    test e - should panic ... ok\n\nsuccesses:\n\n---- a::b stdout ----\nNOT CHECKED: the log: no controls\n\
+                    FACT row 3: 201\nNOT CHECKED: the log: no controls\n\nsuccesses:\n    a::b\n\nfailures:\n    c\n\n\
+                    test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n";
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let read = Tests::read(&lines);
+        assert_eq!(read.passed, 2);
+        assert_eq!(read.failed, ["c"]);
+        assert_eq!(read.skipped, ["d", "the log"]);
+        assert_eq!(read.facts, ["row 3: 201"]);
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_stopped() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo one; echo two >&2; exec sleep 100"]);
+        let ended = run(&mut shell, Duration::from_millis(300)).unwrap();
+        assert!(ended.status.is_none());
+        assert_eq!((ended.stdout, ended.stderr), (vec!["one".to_owned()], vec!["two".to_owned()]));
+        let ended = run(Command::new("sh").args(["-c", "exit 3"]), Duration::from_secs(20)).unwrap();
+        assert_eq!(ended.status.unwrap().code(), Some(3));
+    }
+}
