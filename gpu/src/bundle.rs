@@ -2,7 +2,8 @@
 //!
 //! | path | what |
 //! | --- | --- |
-//! | `run` | this program |
+//! | `run` | starts this program, with libraries of the bundle where the system lacks them |
+//! | `moonring-gpu` | this program |
 //! | `bin/` | test programs: each is run whole |
 //! | `libfakecuda.so` | the fake driver |
 //! | `.mooncake/wheel/` | what the engine without CUDA consists of |

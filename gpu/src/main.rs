@@ -1,5 +1,5 @@
 //! moonring's checks and measurements on a GPU; without one, on the fake CUDA driver. `cargo xtask gpu` puts this program
-//! into a bundle as `run`, with what it needs to run on a machine that has neither Rust nor a network.
+//! into a bundle, with what it needs to run on a machine that has neither Rust nor a network.
 //!
 //! The last line that it writes to standard output is one JSON object; what happens meanwhile goes to standard error.
 

@@ -142,7 +142,9 @@ fn test_program(bundle: &Bundle, program: &std::path::Path, limit: Duration, rep
         // It died or hung: that is a failure of its own.
         report.fail(&name, &why);
     }
-    eprintln!("{}\n{}", ended.stdout.join("\n"), ended.stderr.join("\n"));
+    // What the harness says of failures comes last; a program that died says nothing of the kind.
+    let told = ended.stdout.iter().position(|line| line == "failures:").unwrap_or(0);
+    eprintln!("{}\n{}", ended.stdout[told..].join("\n"), ended.stderr.join("\n"));
     Ok(())
 }
 

@@ -54,7 +54,8 @@ pub fn gpu() -> Result<ExitCode> {
         }
         fs::create_dir_all(folder)?;
     }
-    strip(built.program("moonring-gpu")?, &staging.join("run"))?;
+    strip(built.program("moonring-gpu")?, &staging.join("moonring-gpu"))?;
+    fs::copy(crate::project_root().join("gpu/run.sh"), staging.join("run")).context("gpu/run.sh is gone")?;
     for (_, name) in TESTS {
         strip(built.program(name)?, &staging.join("bin").join(name))?;
     }
@@ -64,7 +65,7 @@ pub fn gpu() -> Result<ExitCode> {
         stage_engine(&cuda, &staging, "wheel-cuda")?;
     }
     let mut tar = Command::new("tar");
-    tar.env("GZIP", "-9").args(["--create", "--gzip", "--owner=0", "--group=0", "--file"]).arg(&archive);
+    tar.args(["--create", "--gzip", "--owner=0", "--group=0", "--file"]).arg(&archive);
     command::run(tar.arg("--directory").arg(&staging).arg("."))?;
     let size = fs::metadata(&archive)?.len();
     eprintln!("{} has {:.1} MiB", archive.display(), size as f64 / f64::from(1 << 20));
