@@ -1,7 +1,7 @@
 //! `cargo xtask gpu`: a bundle that checks and measures moonring on a machine with a GPU and neither Rust nor a network.
 //!
-//! What is in it: gpu/src/bundle.rs. The checks are built and stripped here; the engines are what their wheels' module
-//! needs, found by following what the loader would load.
+//! What is in it stands in gpu/src/bundle.rs. The programs are built and stripped here; of the wheels goes in what the
+//! loader would load for the engine's module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::{command, setup};
 const MOST: u64 = 60 << 20;
 
 /// The test programs that run on any driver: package and target.
-const TESTS: [(&str, &str); 1] = [("fake-cuda", "driver")];
+const TESTS: [(&str, &str); 2] = [("fake-cuda", "driver"), ("moonring", "cuda_timelines")];
 
 /// Of every system that the bundle can run on, or belongs to its driver.
 const ALWAYS_THERE: [&str; 10] = [
