@@ -65,6 +65,8 @@ impl Bundle {
         let mut command = Command::new(program);
         // A kernel that is loaded at its first launch holds up the context until all streams are idle.
         command.env("CUDA_MODULE_LOADING", "EAGER");
+        // Streams share the device's queues, 8 unless told otherwise: one that is held holds up those beside it.
+        command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         let mut set = |name: &str, path: &Path| {
             if path.exists() {
                 command.env(name, path);

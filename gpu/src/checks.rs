@@ -1,24 +1,30 @@
 //! The checks, each of which runs in a process of its own.
 
+use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use moonring::cuda::{CudaError, Progress, Stream};
+use moonring::cuda::{CudaError, Progress, Stream, Timeline};
 use moonring::fence::{FenceStatus, host};
-use moonring::{Cqe, Engine, Fence, Ring, Stage, opcode};
+use moonring::{Cqe, Engine, Entry, Fence, Ring, Stage, opcode};
 
 use crate::device::{Device, LIMIT, Word};
 use crate::transfers::{Transfers, nothing_completes, push, reap, succeeded};
 
-/// How a check that did not fail ended.
-pub enum Outcome {
-    Passed,
-    /// This machine cannot do it, for this reason.
-    Skipped(String),
+/// Why a check cannot be made on this machine: an error that is no failure.
+#[derive(Debug)]
+pub struct Skip(pub String);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
-type Check = fn() -> Result<Outcome>;
+impl std::error::Error for Skip {}
+
+type Check = fn() -> Result<()>;
 
 /// All of them, with what they show.
 pub const CHECKS: &[(&str, Check)] = &[
@@ -43,13 +49,6 @@ const PAGE: usize = 4096;
 const WORDS: u64 = PAGE as u64 / 4;
 const OLD: u32 = 1;
 const NEW: u32 = 2;
-
-fn passed(condition: bool, otherwise: impl Fn() -> String) -> Result<Outcome> {
-    if !condition {
-        bail!(otherwise());
-    }
-    Ok(Outcome::Passed)
-}
 
 /// Counts, on the device, the words of a range that are not `value`. The stream must be free to run.
 fn others(device: &Device, stream: &Stream, result: &Word, address: u64, words: u64, value: u32) -> Result<u64> {
@@ -86,27 +85,30 @@ fn race(fence: impl FnOnce(&Stream) -> Result<Option<Fence>>) -> Result<u64> {
     others(&device, &stream, &result, transfers.at(0), words, NEW)
 }
 
-fn race_without_fence() -> Result<Outcome> {
+fn race_without_fence() -> Result<()> {
     let old = race(|_| Ok(None))?;
-    passed(old > 0, || "without a fence the load must lose against the slow kernel, or the race proves nothing".into())
+    ensure!(old > 0, "without a fence the load must lose against the slow kernel, or the race proves nothing");
+    Ok(())
 }
 
-fn race_with_event_fence() -> Result<Outcome> {
+fn race_with_event_fence() -> Result<()> {
     let old = race(|stream| Ok(Some(stream.fence()?)))?;
-    passed(old == 0, || format!("{old} words are the kernel's, which ran before the load"))
+    ensure!(old == 0, "{old} words are the kernel's, which ran before the load");
+    Ok(())
 }
 
-fn race_with_timeline_fence() -> Result<Outcome> {
+fn race_with_timeline_fence() -> Result<()> {
     let old = race(|stream| {
-        let timeline = stream.timeline()?;
+        let timeline = timeline(stream)?;
         Ok(Some(timeline.at(timeline.signal()?)?))
     })?;
-    passed(old == 0, || format!("{old} words are the kernel's, which ran before the load"))
+    ensure!(old == 0, "{old} words are the kernel's, which ran before the load");
+    Ok(())
 }
 
 /// Ten thousand loads into few pages, each page looked at by a kernel that is launched when its load has completed; the next
 /// load into it waits for that kernel.
-fn load_then_kernel() -> Result<Outcome> {
+fn load_then_kernel() -> Result<()> {
     const PAGES: u64 = 64;
     let device = Device::open()?;
     let mut transfers = Transfers::new(&device, PAGES as usize * PAGE)?;
@@ -143,29 +145,46 @@ fn load_then_kernel() -> Result<Outcome> {
     }
     device.runs(&stream)?;
     let wrong = result.host.load(Acquire);
-    passed(wrong == 0, || format!("kernels saw {wrong} words that were not what their load had brought"))
+    ensure!(wrong == 0, "kernels saw {wrong} words that were not what their load had brought");
+    Ok(())
 }
 
-/// A timeline that loads move and streams wait for; or why streams cannot wait for loads here.
-fn loads(device: &Device) -> Result<std::result::Result<Progress, Outcome>> {
+/// A timeline that loads move and streams wait for.
+fn loads(device: &Device) -> Result<Progress> {
     let loads = device.context.progress(256)?;
-    Ok(match loads.release() {
+    match loads.release() {
         Ok(_) => Ok(loads),
-        Err(why) => Err(Outcome::Skipped(why.to_string())),
-    })
+        Err(why) => bail!(Skip(why.to_string())),
+    }
+}
+
+/// A timeline that the stream moves by itself.
+pub fn timeline(stream: &Stream) -> Result<Timeline> {
+    let timeline = stream.timeline()?;
+    match timeline.fallback() {
+        None => Ok(timeline),
+        Some(why) => bail!(Skip(why.to_string())),
+    }
+}
+
+/// Pushes an entry that moves the timeline when it has ended.
+fn push_signalling(ring: &mut Ring, entry: Entry, loads: &Progress) -> Result<u64> {
+    let pushed = ring.submission().push_signalling(entry, loads.entries());
+    pushed.map_err(|error| anyhow::anyhow!("the push was refused: {:?}", error.reason))
+}
+
+fn submit(ring: &mut Ring) -> Result<()> {
+    ring.submit().map(drop).map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 /// Each kernel is launched before the load that it looks at has ended, and held behind it.
-fn kernels_held_behind_loads() -> Result<Outcome> {
+fn kernels_held_behind_loads() -> Result<()> {
     const PAGES: u64 = 64;
     const ROUNDS: u64 = 20;
     let device = Device::open()?;
     let mut transfers = Transfers::new(&device, PAGES as usize * PAGE)?;
     let (stream, result) = (device.stream()?, device.word()?);
-    let loads = match loads(&device)? {
-        Ok(loads) => loads,
-        Err(skipped) => return Ok(skipped),
-    };
+    let loads = loads(&device)?;
     let count = device.kernel(c"count_other")?;
     others(&device, &stream, &result, transfers.at(0), 1, 0)?;
     result.host.store(0, Release);
@@ -175,73 +194,64 @@ fn kernels_held_behind_loads() -> Result<Outcome> {
             let (offset, value) = (page as usize * PAGE, (round * PAGES + page) as u32);
             transfers.fill(offset, PAGE, value)?;
             let entry = transfers.load(offset, PAGE)?;
-            let reserved = transfers.ring.submission().push_signalling(entry, loads.entries());
-            let reserved = reserved.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
+            let reserved = push_signalling(&mut transfers.ring, entry, &loads)?;
             held.push(loads.hold(&stream, reserved, LIMIT)?);
             count.launch(&stream, 256, &[transfers.at(offset), WORDS, value.into(), result.device])?;
         }
-        transfers.ring.submit().map_err(|error| anyhow::anyhow!("{error}"))?;
+        submit(&mut transfers.ring)?;
         device.runs(&stream)?;
         ensure!(held.iter().all(|fence| fence.status() == FenceStatus::Signalled), "round {round}: a load failed");
         transfers.reap(PAGES as usize)?.iter().try_for_each(succeeded)?;
     }
     let wrong = result.host.load(Acquire);
-    passed(wrong == 0, || format!("held kernels saw {wrong} words that were not what their load had brought"))
+    ensure!(wrong == 0, "held kernels saw {wrong} words that were not what their load had brought");
+    Ok(())
 }
 
 /// The stream goes on behind a load that fails, and its fence tells.
-fn failed_load_lets_kernels_go() -> Result<Outcome> {
+fn failed_load_lets_kernels_go() -> Result<()> {
     let device = Device::open()?;
     let mut transfers = Transfers::new(&device, PAGE)?;
     let stream = device.stream()?;
-    let loads = match loads(&device)? {
-        Ok(loads) => loads,
-        Err(skipped) => return Ok(skipped),
-    };
+    let loads = loads(&device)?;
     let entry = transfers.bad_load(PAGE)?;
-    let reserved = transfers.ring.submission().push_signalling(entry, loads.entries());
-    let reserved = reserved.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
+    let reserved = push_signalling(&mut transfers.ring, entry, &loads)?;
     let held = loads.hold(&stream, reserved, LIMIT)?;
-    transfers.ring.submit().map_err(|error| anyhow::anyhow!("{error}"))?;
+    submit(&mut transfers.ring)?;
     device.runs(&stream)?;
     ensure!(matches!(held.status(), FenceStatus::Failed(_)), "{:?}", held.status());
     let cqe = transfers.reap(1)?[0];
-    passed(cqe.result().is_err(), || format!("{cqe:?}"))
+    ensure!(cqe.result().is_err(), "{cqe:?}");
+    Ok(())
 }
 
 /// A load that is never issued: the stream waits for no longer than it was told.
-fn limit_lets_kernels_go() -> Result<Outcome> {
+fn limit_lets_kernels_go() -> Result<()> {
     let device = Device::open()?;
     let mut ring = Ring::builder().build(64, &Engine::loopback())?;
     let stream = device.stream()?;
-    let loads = match loads(&device)? {
-        Ok(loads) => loads,
-        Err(skipped) => return Ok(skipped),
-    };
+    let loads = loads(&device)?;
     let (never, fence) = host();
     let entry = opcode::Nop::new().build().wait(&fence);
-    let reserved = ring.submission().push_signalling(entry, loads.entries());
-    let reserved = reserved.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
-    ring.submit().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let reserved = push_signalling(&mut ring, entry, &loads)?;
+    submit(&mut ring)?;
     let held = loads.hold(&stream, reserved, Duration::from_millis(200))?;
     let started = Instant::now();
     device.runs(&stream)?;
     let waited = started.elapsed();
     drop(never);
     ensure!(matches!(held.status(), FenceStatus::Failed(_)), "{:?}", held.status());
-    passed(waited >= Duration::from_millis(150), || format!("the stream went on after {waited:?}"))
+    ensure!(waited >= Duration::from_millis(150), "the stream went on after {waited:?}");
+    Ok(())
 }
 
 /// The values of a timeline let go of their entries one by one, in order.
-fn timeline_values() -> Result<Outcome> {
+fn timeline_values() -> Result<()> {
     const VALUES: u64 = 100;
     let device = Device::open()?;
     let mut ring = Ring::builder().build(128, &Engine::loopback())?;
     let (gate, stream) = (device.word()?, device.stream()?);
-    let timeline = stream.timeline()?;
-    if let Some(why) = timeline.fallback() {
-        return Ok(Outcome::Skipped(why.to_string()));
-    }
+    let timeline = timeline(&stream)?;
     for number in 0..VALUES {
         device.gate(&stream, &gate, number + 1)?;
         let value = timeline.signal()?;
@@ -254,24 +264,17 @@ fn timeline_values() -> Result<Outcome> {
         ensure!(cqes.len() == 1 && cqes[0].user_data() == number, "value {number} let go of {cqes:?}");
         succeeded(&cqes[0])?;
     }
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// A graph that waits for a load, looks at it, and lets go of the next load; each launch with values of its own.
-fn graph_signals_and_waits() -> Result<Outcome> {
+fn graph_signals_and_waits() -> Result<()> {
     const LAUNCHES: u32 = 100;
     let device = Device::open()?;
     let mut transfers = Transfers::new(&device, PAGE)?;
     let (stream, result) = (device.stream()?, device.word()?);
-    let timeline = stream.timeline()?;
-    let loads = match loads(&device)? {
-        Ok(loads) => loads,
-        Err(skipped) => return Ok(skipped),
-    };
-    if let Some(why) = timeline.fallback() {
-        return Ok(Outcome::Skipped(why.to_string()));
-    }
-    let count = device.kernel(c"count_other")?;
+    let (timeline, loads) = (timeline(&stream)?, loads(&device)?);
+    let (count, clear) = (device.kernel(c"count_other")?, device.kernel(c"fill")?);
     others(&device, &stream, &result, transfers.at(0), 1, 0)?;
     result.host.store(0, Release);
     // The value that a kernel looks for is fixed in the graph, so the page always gets the same.
@@ -281,7 +284,6 @@ fn graph_signals_and_waits() -> Result<Outcome> {
     let (mut wait, mut signal) = unsafe {
         let wait = loads.capture_hold(&stream)?;
         count.launch(&stream, 256, &[transfers.at(0), WORDS, NEW.into(), result.device])?;
-        let clear = device.kernel(c"fill")?;
         clear.launch(&stream, 256, &[transfers.at(0), WORDS, OLD.into(), 0])?;
         (wait, timeline.capture_signal()?)
     };
@@ -293,8 +295,7 @@ fn graph_signals_and_waits() -> Result<Outcome> {
             Some(fence) => entry.wait(&fence),
             None => entry,
         };
-        let reserved = transfers.ring.submission().push_signalling(entry, loads.entries());
-        let reserved = reserved.map_err(|error| anyhow::anyhow!("{:?}", error.reason))?;
+        let reserved = push_signalling(&mut transfers.ring, entry, &loads)?;
         // SAFETY: `exec` was made of the graph of both, which lives; the launch follows on the timeline's stream.
         let held = unsafe {
             let held = wait.next(graph.exec, reserved, LIMIT)?;
@@ -302,7 +303,7 @@ fn graph_signals_and_waits() -> Result<Outcome> {
             held
         };
         graph.launch(&stream)?;
-        transfers.ring.submit().map_err(|error| anyhow::anyhow!("{error}"))?;
+        submit(&mut transfers.ring)?;
         succeeded(&transfers.reap(1)?[0])?;
         // Every other launch is queued while the one before still runs.
         if launch % 2 == 0 {
@@ -313,11 +314,12 @@ fn graph_signals_and_waits() -> Result<Outcome> {
     device.runs(&stream)?;
     drop((wait, signal));
     let wrong = result.host.load(Acquire);
-    passed(wrong == 0, || format!("kernels saw {wrong} words that were not what their load had brought"))
+    ensure!(wrong == 0, "kernels saw {wrong} words that were not what their load had brought");
+    Ok(())
 }
 
 /// Streams that are let go one by one: each lets go of its own entries.
-fn event_per_stream() -> Result<Outcome> {
+fn event_per_stream() -> Result<()> {
     const STREAMS: u64 = 16;
     let device = Device::open()?;
     let mut ring = Ring::builder().build(64, &Engine::loopback())?;
@@ -337,10 +339,10 @@ fn event_per_stream() -> Result<Outcome> {
         succeeded(&cqes[0])?;
     }
     nothing_completes(&mut ring)?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn one_event_many_entries() -> Result<Outcome> {
+fn one_event_many_entries() -> Result<()> {
     const ENTRIES: usize = 200;
     let device = Device::open()?;
     let mut ring = Ring::builder().build(256, &Engine::loopback())?;
@@ -354,11 +356,12 @@ fn one_event_many_entries() -> Result<Outcome> {
     gate.host.store(1, Release);
     let cqes = reap(&mut ring, ENTRIES)?;
     cqes.iter().try_for_each(succeeded)?;
-    passed(cqes.len() == ENTRIES, || format!("{} completions for {ENTRIES} entries", cqes.len()))
+    ensure!(cqes.len() == ENTRIES, "{} completions for {ENTRIES} entries", cqes.len());
+    Ok(())
 }
 
 /// The poller asks for one stream's event while another stream is captured in the mode that every thread's calls can spoil.
-fn capture_stays_whole() -> Result<Outcome> {
+fn capture_stays_whole() -> Result<()> {
     let device = Device::open()?;
     let mut ring = Ring::builder().build(64, &Engine::loopback())?;
     let (gate, held, captured) = (device.word()?, device.stream()?, device.stream()?);
@@ -380,11 +383,11 @@ fn capture_stays_whole() -> Result<Outcome> {
     succeeded(&reap(&mut ring, 1)?[0])?;
     graph.launch(&captured)?;
     device.runs(&captured)?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// A kernel writes where nothing is: what waits for it fails with the driver's number, and the ring still closes.
-fn fault_fails_fences() -> Result<Outcome> {
+fn fault_fails_fences() -> Result<()> {
     let device = Device::open()?;
     let mut ring = Ring::builder().build(64, &Engine::loopback())?;
     let (gate, stream) = (device.word()?, device.stream()?);
@@ -400,5 +403,6 @@ fn fault_fails_fences() -> Result<Outcome> {
     ensure!(matches!(after, Err(CudaError::Call { code, .. }) if code.0 == 700), "a fence after the fault: {after:?}");
     let started = Instant::now();
     drop(ring);
-    passed(started.elapsed() < LIMIT, || "the ring did not close".into())
+    ensure!(started.elapsed() < LIMIT, "the ring did not close");
+    Ok(())
 }

@@ -16,7 +16,7 @@ mod programs;
 mod report;
 mod transfers;
 
-use checks::{CHECKS, Outcome};
+use checks::{CHECKS, Skip};
 
 /// moonring's checks and measurements on a GPU, or on the fake driver where there is none
 #[derive(Debug, Parser)]
@@ -59,11 +59,14 @@ fn check(name: &str) -> Result<ExitCode> {
     let Some((_, check)) = CHECKS.iter().find(|(known, _)| *known == name) else {
         bail!("there is no check called {name:?}");
     };
-    Ok(match check()? {
-        Outcome::Passed => ExitCode::SUCCESS,
-        Outcome::Skipped(why) => {
-            eprintln!("skipped: {why}");
-            ExitCode::from(SKIPPED)
-        }
-    })
+    match check() {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => match error.downcast_ref::<Skip>() {
+            Some(why) => {
+                eprintln!("{why}");
+                Ok(ExitCode::from(SKIPPED))
+            }
+            None => Err(error),
+        },
+    }
 }

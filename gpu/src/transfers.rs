@@ -1,19 +1,23 @@
 //! A ring on a real Mooncake engine, memory of the device to load into, and a peer in this process to load from.
 
+use std::env;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use mooncake_sys::{LIBRARY_VAR, WHEEL_VAR};
 use moonring::{Cqe, Engine, Entry, Region, RegionInfo, Registered, Ring, Segment, mooncake, opcode};
 
-use crate::device::{Device, LIMIT, Memory};
+use crate::checks::Skip;
+use crate::device::{Device, LIMIT, Memory, is_real};
 
 pub struct Transfers {
+    // In the order in which they are dropped: all that knows the engine before the memory that it may write.
     pub ring: Ring,
-    pub ours: Registered,
-    pub memory: Memory,
+    ours: Registered,
+    peer: Segment,
     theirs: Registered,
     info: RegionInfo,
-    peer: Segment,
+    memory: Memory,
 }
 
 fn engine() -> Result<Engine> {
@@ -24,6 +28,9 @@ fn engine() -> Result<Engine> {
 impl Transfers {
     /// `len` bytes on both sides.
     pub fn new(device: &Device, len: usize) -> Result<Transfers> {
+        if is_real() && [WHEEL_VAR, LIBRARY_VAR].iter().all(|name| env::var_os(name).is_none()) {
+            bail!(Skip("no engine that can reach GPU memory is named".into()));
+        }
         let memory = device.memory(len)?;
         let (engine, other) = (engine()?, engine()?);
         // SAFETY: the memory is freed after the ring and its engine have gone (the order of the fields), and nothing
@@ -33,7 +40,7 @@ impl Transfers {
         let peer = engine.open_segment(other.name(), LIMIT)?;
         let ring = Ring::builder().build(256, &engine)?;
         let info = theirs.info();
-        Ok(Transfers { ring, ours, memory, theirs, info, peer })
+        Ok(Transfers { ring, ours, peer, theirs, info, memory })
     }
 
     /// Makes every 32-bit word of the peer's range this value.
