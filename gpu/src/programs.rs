@@ -1,6 +1,7 @@
 //! Running other programs with a limit, and reading what the test programs among them say.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -23,6 +24,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn()
         .with_context(|| format!("could not start {:?}", command.get_program()))?;
     let stdout = lines(child.stdout.take());
@@ -47,7 +49,9 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
             return Ok(Some(status));
         }
         if Instant::now() >= end {
-            child.kill()?;
+            // With what it has started, which may be what hangs.
+            // SAFETY: the group is that of our child, which is not reaped yet, so its number is still its own.
+            unsafe { libc::kill(-i32::try_from(child.id())?, libc::SIGKILL) };
             child.wait()?;
             return Ok(None);
         }
@@ -131,9 +135,11 @@ mod tests {
     #[test]
     fn a_program_that_takes_too_long_is_stopped() {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "echo one; echo two >&2; exec sleep 100"]);
+        shell.args(["-c", "echo one; echo two >&2; sleep 100; echo three"]);
+        let started = Instant::now();
         let ended = run(&mut shell, Duration::from_millis(300)).unwrap();
         assert!(ended.status.is_none());
+        assert!(started.elapsed() < Duration::from_secs(20));
         assert_eq!((ended.stdout, ended.stderr), (vec!["one".to_owned()], vec!["two".to_owned()]));
         let ended = run(Command::new("sh").args(["-c", "exit 3"]), Duration::from_secs(20)).unwrap();
         assert_eq!(ended.status.unwrap().code(), Some(3));
