@@ -1,4 +1,5 @@
-//! The small parts by themselves, with criterion: a push, a reap, a fence's signal. `cargo bench --bench micro`.
+//! Single calls by themselves, with criterion. `cargo xtask bench micro` puts their medians into its table, each as `micro_` and
+//! its name here.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ fn drain(ring: &mut Ring, count: u64) {
 fn parts(criterion: &mut Criterion) {
     let engine = Engine::loopback();
     let mut ring = Ring::builder().build(ENTRIES, &engine).unwrap();
-    criterion.bench_function("push a nop", |bencher| {
+    criterion.bench_function("push_nop", |bencher| {
         bencher.iter_custom(|iterations| {
             in_runs(iterations, |count| {
                 let start = Instant::now();
@@ -45,7 +46,7 @@ fn parts(criterion: &mut Criterion) {
     });
     let region = engine.register(Region::alloc(4096).unwrap()).unwrap();
     let peer = engine.open_segment(engine.name(), Duration::from_secs(10)).unwrap();
-    criterion.bench_function("push a read", |bencher| {
+    criterion.bench_function("push_read", |bencher| {
         bencher.iter_custom(|iterations| {
             in_runs(iterations, |count| {
                 let start = Instant::now();
@@ -77,7 +78,7 @@ fn parts(criterion: &mut Criterion) {
             })
         });
     });
-    criterion.bench_function("signal a host fence that an entry waits for", |bencher| {
+    criterion.bench_function("signal_host_fence", |bencher| {
         bencher.iter_custom(|iterations| {
             in_runs(iterations, |count| {
                 let (signallers, fences): (Vec<_>, Vec<_>) = (0..count).map(|_| fence::host()).unzip();
@@ -98,7 +99,7 @@ fn parts(criterion: &mut Criterion) {
             })
         });
     });
-    criterion.bench_function("make a host fence", |bencher| bencher.iter(|| black_box(fence::host())));
+    criterion.bench_function("make_host_fence", |bencher| bencher.iter(|| black_box(fence::host())));
 }
 
 criterion_group!(micro, parts);

@@ -9,14 +9,16 @@
 //! | `probe`, `ping_pong` | a time of the fixed loop, or of a word's way between the cores and back, in nanoseconds |
 //! | `waited` | seconds of waiting for NEAR |
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::Options;
-use super::results::Results;
+use super::results::{Line, Results};
 use super::targets::IDS;
 use crate::{command, setup};
 
@@ -28,18 +30,27 @@ const NEAR_WAIT_QUICK: f64 = 4.0;
 struct Part {
     name: &'static str,
     cargo: &'static [&'static str],
-    /// Takes `--quick` and `--near-wait`, as those in `benches/ring` do.
-    rounds: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A part of `benches/ring`: it takes `--quick` and `--near-wait`.
+    Ring,
+    /// A criterion program: its estimates are read from where criterion leaves them.
+    Criterion,
 }
 
 const RING: &[&str] = &["bench", "--quiet", "--package", "moonring", "--all-features", "--bench", "ring", "--"];
+const MICRO: &[&str] = &["bench", "--quiet", "--package", "moonring", "--all-features", "--bench", "micro", "--"];
 
-const PARTS: [Part; 5] = [
-    Part { name: "memory", cargo: RING, rounds: true },
-    Part { name: "nop", cargo: RING, rounds: true },
-    Part { name: "gate", cargo: RING, rounds: true },
-    Part { name: "mooncake", cargo: RING, rounds: true },
-    Part { name: "idle", cargo: RING, rounds: true },
+const PARTS: [Part; 6] = [
+    Part { name: "memory", cargo: RING, kind: Kind::Ring },
+    Part { name: "micro", cargo: MICRO, kind: Kind::Criterion },
+    Part { name: "nop", cargo: RING, kind: Kind::Ring },
+    Part { name: "gate", cargo: RING, kind: Kind::Ring },
+    Part { name: "mooncake", cargo: RING, kind: Kind::Ring },
+    Part { name: "idle", cargo: RING, kind: Kind::Ring },
 ];
 
 /// Runs the parts that are asked for. False if one of them failed.
@@ -52,7 +63,7 @@ pub fn run(options: &Options, results: &mut Results) -> Result<bool> {
         results.notes.push(format!("there is no Mooncake: {error:#}"));
     }
     let mut build = command::cargo();
-    build.args(["bench", "--no-run", "--package", "moonring", "--all-features", "--bench", "ring"]);
+    build.args(["bench", "--no-run", "--package", "moonring", "--all-features", "--bench", "ring", "--bench", "micro"]);
     command::run(&mut build)?;
     let near_wait = if options.quick { NEAR_WAIT_QUICK } else { NEAR_WAIT };
     let mut good = true;
@@ -62,12 +73,22 @@ pub fn run(options: &Options, results: &mut Results) -> Result<bool> {
         }
         let mut cargo = command::cargo();
         cargo.args(part.cargo);
-        if part.rounds {
-            let left = (near_wait - results.waited).max(0.0);
-            cargo.args([part.name, "--near-wait", &left.to_string()]);
-            cargo.args(options.quick.then_some("--quick"));
+        match part.kind {
+            Kind::Ring => {
+                let left = (near_wait - results.waited).max(0.0);
+                cargo.args([part.name, "--near-wait", &left.to_string()]);
+                cargo.args(options.quick.then_some("--quick"));
+            }
+            Kind::Criterion => {
+                let seconds = if options.quick { ["0.1", "0.5"] } else { ["1", "3"] };
+                cargo.args(["--noplot", "--warm-up-time", seconds[0], "--measurement-time", seconds[1]]);
+            }
         }
+        let start = SystemTime::now();
         good &= run_one(part.name, &mut cargo, results)?;
+        if part.kind == Kind::Criterion {
+            take_estimates(start, results);
+        }
     }
     if results.waited >= near_wait {
         results
@@ -97,6 +118,20 @@ fn run_one(name: &str, cargo: &mut Command, results: &mut Results) -> Result<boo
         results.notes.push(format!("part {name} failed: it ended with {}", output.status));
     }
     Ok(output.status.success())
+}
+
+/// Takes the medians that criterion has left since `start`, each under its benchmark's name.
+fn take_estimates(start: SystemTime, results: &mut Results) {
+    let folders = fs::read_dir(target_folder().join("criterion")).into_iter().flatten().flatten();
+    for folder in folders {
+        let path = folder.path().join("new/estimates.json");
+        let is_new = path.metadata().and_then(|file| file.modified()).is_ok_and(|modified| modified >= start);
+        let estimates: Option<Value> = fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
+        if let Some(median) = estimates.filter(|_| is_new).and_then(|all| all["median"]["point_estimate"].as_f64()) {
+            let id = format!("micro_{}", folder.file_name().to_string_lossy());
+            results.lines.push(Line::alone(id, median, "ns"));
+        }
+    }
 }
 
 /// Where cargo builds.

@@ -8,6 +8,7 @@ use plotters::prelude::*;
 
 use super::results::{Results, State};
 use super::table;
+use super::targets::short;
 
 const STYLE: &str = "body{font:14px sans-serif;max-width:1100px;margin:2em auto}table{border-collapse:collapse}\
     td,th{padding:2px 8px;text-align:left;border-bottom:1px solid #ddd}.MISSED{color:#b00}.met{color:#070}";
@@ -49,6 +50,10 @@ pub fn html(results: &Results) -> Result<String> {
     html.push_str("</ul>");
     for plot in plots(results) {
         html.push_str(&draw(&plot)?);
+        html.push_str("<p>");
+        for ((name, _), RGBColor(red, green, blue)) in plot.curves.iter().zip(COLOURS.iter().cycle()) {
+            let _ = write!(html, "<b style=\"color:rgb({red},{green},{blue})\">— {}</b> &nbsp; ", escape(name));
+        }
     }
     Ok(html)
 }
@@ -117,15 +122,14 @@ fn draw(plot: &Plot) -> Result<String> {
         macro_rules! chart {
             ($y:expr) => {{
                 let mut chart = builder.build_cartesian_2d(x, $y).map_err(failed)?;
-                chart.configure_mesh().x_desc(&plot.x).y_desc(&plot.y).draw().map_err(failed)?;
-                for ((name, points), colour) in plot.curves.iter().zip(COLOURS.iter().cycle()) {
+                let mut mesh = chart.configure_mesh();
+                mesh.x_desc(&plot.x).y_desc(&plot.y).x_labels(8).light_line_style(TRANSPARENT);
+                mesh.x_label_formatter(&|x| short(*x)).y_label_formatter(&|y| short(*y)).draw().map_err(failed)?;
+                for ((_, points), colour) in plot.curves.iter().zip(COLOURS.iter().cycle()) {
                     let points = points.iter().copied().map(at);
-                    let line = LineSeries::new(points.clone(), colour.stroke_width(2));
-                    let key = move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2));
-                    chart.draw_series(line).map_err(failed)?.label(name).legend(key);
+                    chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))).map_err(failed)?;
                     chart.draw_series(points.map(|point| Circle::new(point, 3, colour.filled()))).map_err(failed)?;
                 }
-                chart.configure_series_labels().border_style(BLACK).background_style(WHITE).draw().map_err(failed)?;
             }};
         }
         if plot.log_y {

@@ -47,6 +47,12 @@ impl Line {
         Some(over / under).filter(|ratio| ratio.is_finite())
     }
 
+    /// A value by itself, in any state of the machine.
+    pub fn alone(id: String, value: f64, unit: &str) -> Line {
+        let (state, unit) = (State::Any, unit.to_owned());
+        Line { id, state, value: Some(value), unit, peer: None, peer_value: None, higher: false }
+    }
+
     fn parse(line: &Value) -> Option<Line> {
         Some(Line {
             id: line["id"].as_str()?.to_owned(),
@@ -153,7 +159,7 @@ impl Results {
             }
         }
         let place = |line: &Line| IDS.iter().position(|id| id.name == line.id).unwrap_or(IDS.len());
-        self.lines.sort_by_key(|line| (place(line), line.state));
+        self.lines.sort_by(|a, b| (place(a), &a.id, a.state).cmp(&(place(b), &b.id, b.state)));
     }
 
     /// The interquartile range over the median of the probe loop's times.
