@@ -137,7 +137,8 @@ pub struct Rtrb {
 
 impl Rtrb {
     pub fn new() -> Option<Rtrb> {
-        let (entries, mut ins) = rtrb::RingBuffer::<Entry>::new(IN_FLIGHT as usize);
+        // Twice the room: places are given back after the results are there.
+        let (entries, mut ins) = rtrb::RingBuffer::<Entry>::new(2 * IN_FLIGHT as usize);
         let (mut outs, results) = rtrb::RingBuffer::<Result>::new(IN_FLIGHT as usize);
         let between = Between::new(move |stop| {
             while !stop.load(Relaxed) {

@@ -42,7 +42,7 @@ pub struct Table {
 
 /// On a machine so busy that rounds take for ever, no more are begun after this.
 const LIMIT: Duration = Duration::from_secs(60);
-const LIMIT_QUICK: Duration = Duration::from_secs(4);
+const LIMIT_QUICK: Duration = Duration::from_secs(2);
 
 /// Measures `rounds` rounds, looking at the machine's state before and after each measurement; then waits for NEAR, as long
 /// as the settings have it, if there was too little of it.

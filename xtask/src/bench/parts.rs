@@ -24,7 +24,7 @@ use crate::{command, setup};
 
 /// Longest time to wait for the cores to be near each other, in seconds, over all parts.
 const NEAR_WAIT: f64 = 300.0;
-const NEAR_WAIT_QUICK: f64 = 4.0;
+const NEAR_WAIT_QUICK: f64 = 3.0;
 
 /// A part: its name, and what is added to `cargo` to run it.
 struct Part {
