@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use event_listener::{Event, Listener, listener};
 
+use crate::fork::Home;
 use crate::sync::{AtomicU64, AtomicWaker, Ordering, fence};
 
 /// Armed with this, nothing wakes: nobody sleeps.
@@ -25,11 +26,12 @@ pub(crate) struct Doorbell {
     armed: AtomicU64,
     threads: Event,
     task: AtomicWaker,
+    home: Home,
 }
 
 impl Doorbell {
     pub(crate) fn new() -> Self {
-        Doorbell { armed: AtomicU64::new(AWAKE), threads: Event::new(), task: AtomicWaker::new() }
+        Doorbell { armed: AtomicU64::new(AWAKE), threads: Event::new(), task: AtomicWaker::new(), home: Home::here() }
     }
 
     /// Wakes the sleeper if it waits for `position` or an earlier one; true if one sleeps on, for a later one. Call it after
@@ -53,7 +55,8 @@ impl Doorbell {
 
     #[cold]
     fn wake(&self) {
-        if self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE {
+        // In a forked child nobody sleeps, and a thread that it does not have may hold the lock.
+        if self.home.is_here() && self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE {
             self.threads.notify(usize::MAX);
             self.task.wake();
         }

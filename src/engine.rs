@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::fork::{self, Home};
 use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
 use crate::ring::share::STORE;
 use crate::sqe::op_flags;
@@ -31,6 +32,7 @@ struct EngineInner {
     stores: Mutex<Vec<Box<str>>>,
     /// By name, and whether afresh.
     opening: Mutex<HashMap<(String, bool), Arc<Opening>>>,
+    home: Home,
 }
 
 #[derive(Default)]
@@ -90,8 +92,19 @@ impl Engine {
                 segments: Mutex::default(),
                 stores: Mutex::default(),
                 opening: Mutex::default(),
+                home: Home::here(),
             }),
         }
+    }
+
+    /// False in a forked child of the engine's process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.inner.home.is_here()
+    }
+
+    fn check_home(&self, what: impl FnOnce() -> String) -> Result<(), TransportError> {
+        let fail = || TransportError { what: what(), code: 0, why: fork::ENGINE_IS_ELSEWHERE.into() };
+        if self.is_here() { Ok(()) } else { Err(fail()) }
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -121,6 +134,10 @@ impl Engine {
     /// # Errors
     /// [`RegisterError`] with the region in it, unchanged.
     pub fn register_at(&self, region: Region, location: &str) -> Result<Registered, RegisterError> {
+        let what = || format!("registering {} bytes", region.len());
+        if let Err(cause) = self.check_home(what) {
+            return Err(RegisterError { region: Some(region), cause });
+        }
         let region = RegionInner::own(self.inner.id, region, location);
         let mut regions = self.inner.lock_regions();
         // SAFETY: our own mapping stays mapped until this engine's transport is closed, which ends all use of it, and safe
@@ -189,6 +206,7 @@ impl Engine {
         let Some(end) = address.checked_add(len).filter(|_| len > 0 && address > 0) else {
             return refuse("the range is empty, starts at address 0 or passes the end of the address space".into());
         };
+        self.check_home(|| format!("registering {memory}")).map_err(|cause| RegisterError { region: None, cause })?;
         let mut regions = self.inner.lock_regions();
         for other in &regions.live {
             if other.memory == memory && !other.is_own() && other.known == known {
@@ -212,6 +230,7 @@ impl Engine {
     }
 
     pub(crate) fn unregister(&self, region: &Arc<RegionInner>) -> Result<(), UnregisterError> {
+        self.check_home(|| format!("unregistering {}", region.memory))?;
         let mut regions = self.inner.lock_regions();
         let Some(index) = regions.live.iter().position(|live| Arc::ptr_eq(live, region)) else {
             return Err(UnregisterError::NotRegistered);
@@ -242,6 +261,7 @@ impl Engine {
     /// # Errors
     /// [`OpenError::Limit`] after `limit` (a later call joins the same look-up), or what the transport says.
     pub fn open_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
+        self.check_home(|| format!("opening segment {name:?}"))?;
         if let Some(open) = lock(&self.inner.segments).by_name.get(name) {
             return Ok(open.clone());
         }
@@ -255,6 +275,7 @@ impl Engine {
     /// As [`open_segment`](Self::open_segment). Older handles are stale even then. If a look-up of that name is running
     /// already, this call joins it.
     pub fn reopen_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
+        self.check_home(|| format!("opening segment {name:?}"))?;
         {
             let mut segments = lock(&self.inner.segments);
             *segments.reopened.entry(name.to_owned()).or_default() += 1;
@@ -339,6 +360,12 @@ impl EngineInner {
 
 impl Drop for EngineInner {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // A forked child: the transport is its parent's, and its locks may be held for ever.
+            std::mem::forget(Arc::clone(&self.transport));
+            std::mem::forget(std::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            return;
+        }
         if self.transport.close().is_err() {
             // Something may still write there: never give the addresses back. Pages that no operation uses can go.
             let regions = std::mem::take(&mut *self.lock_regions());

@@ -193,7 +193,9 @@
 //! Each ring has one thread, `moonring-poller`, or shares that of the ring that it is attached to ([`Builder::attach`]). An
 //! [`Engine::open_segment`] runs on a `moonring-open`, a Store's calls on its `moonring-store`s, the end of an engine under a closing ring, and any end of a Mooncake
 //! engine or a Store client, on a `moonring-close`. Where CUDA streams wait for entries, one `moonring-limits` sees to
-//! their limits, and a `moonring-flush` for each timeline to the device, if it needs that. They receive no signals. The poller sleeps when there is nothing to do; while
+//! their limits, and a `moonring-flush` for each timeline to the device, if it needs that. They receive no signals, and neither do
+//! Mooncake's own threads. A forked child has none of them: there calls are errors and drops do nothing (`docs/semantics.md`,
+//! *Process*). The poller sleeps when there is nothing to do; while
 //! transfers are in flight, or CUDA fences are waited for, it looks again at growing intervals of at most 5 ms.
 //!
 //! ```
@@ -251,6 +253,7 @@ mod doorbell;
 mod engine;
 mod entry;
 pub mod fence;
+mod fork;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(feature = "mooncake")]

@@ -32,6 +32,7 @@ use crate::cqe::{Cqe, CqeFlags};
 use crate::doorbell::Doorbell;
 use crate::entry::EntryFlags;
 use crate::fence::{FenceInner, FenceStatus, Inbox};
+use crate::fork::Home;
 use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::parts::PartList;
@@ -94,11 +95,14 @@ pub(crate) struct Controls {
     /// Entries that all rings together can have. The core, which takes off a ring's share when it lets go of it, ends when
     /// this is 0.
     entries: AtomicU32,
+    home: Home,
 }
 
 /// Why a core takes no further ring.
 #[derive(Debug)]
 pub(crate) enum Refused {
+    /// It runs in the process that forked this one.
+    Elsewhere,
     /// Its last ring is closed.
     Gone,
     /// Its rings together can have so many entries, so that this one would be too many.
@@ -113,11 +117,15 @@ impl Controls {
             doorbell: Arc::new(Doorbell::new()),
             rings: AtomicU32::new(0),
             entries: AtomicU32::new(entries),
+            home: Home::here(),
         }
     }
 
     /// Makes sure of the core for a further ring.
     pub(crate) fn join(&self, entries: u32) -> Result<(), Refused> {
+        if !self.is_here() {
+            return Err(Refused::Elsewhere);
+        }
         let more = |all| (0 < all && all <= MAX_SLOTS - entries).then_some(all + entries);
         match self.entries.fetch_update(AcqRel, Acquire, more) {
             Ok(_) => Ok(()),
@@ -134,9 +142,17 @@ impl Controls {
         self.entries.load(Acquire) == 0
     }
 
+    /// Nothing happens in a forked child: nobody is there to obey.
     pub(crate) fn send(&self, control: Control) {
-        self.queue.push(control);
-        self.doorbell.ring_always();
+        if self.is_here() {
+            self.queue.push(control);
+            self.doorbell.ring_always();
+        }
+    }
+
+    /// False in a forked child of the core's process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
     }
 
     pub(crate) fn next_ring(&self) -> u32 {

@@ -233,7 +233,8 @@ impl Fence {
     }
 
     /// Blocks the thread until the fence has signalled or failed, for at most `limit`: what is known then. A CUDA event is
-    /// looked at only while an entry waits for it, so this alone does not learn of one.
+    /// looked at only while an entry waits for it, so this alone does not learn of one. In a forked child a fence of before the
+    /// fork is not waited for: who signals it is in the parent.
     ///
     /// An entry's fence needs nobody to reap its ring, but the entry must have been submitted.
     pub fn wait_timeout(&self, limit: Duration) -> FenceStatus {
@@ -243,7 +244,7 @@ impl Fence {
             Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => &self.0.registrations,
         };
         let mut status = self.status();
-        while status == FenceStatus::Pending {
+        while status == FenceStatus::Pending && heard_of.home.is_here() {
             // Listen before looking: whoever settles it after the look finds the listener.
             listener!(heard_of.threads => listener);
             recheck_barrier();

@@ -9,6 +9,7 @@ use std::ptr;
 use event_listener::Event;
 
 use crate::doorbell::Doorbell;
+use crate::fork::Home;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
 /// One core's interest in one fence or timeline. Shared by the core and by whichever list it is on.
@@ -63,11 +64,17 @@ pub(crate) struct Registrations {
     first: AtomicU64,
     /// Threads in [`Fence::wait_timeout`](super::Fence::wait_timeout).
     pub(super) threads: Event,
+    pub(super) home: Home,
 }
 
 impl Registrations {
     pub(crate) fn new() -> Registrations {
-        Registrations { head: AtomicPtr::new(ptr::null_mut()), first: AtomicU64::new(0), threads: Event::new() }
+        Registrations {
+            head: AtomicPtr::new(ptr::null_mut()),
+            first: AtomicU64::new(0),
+            threads: Event::new(),
+            home: Home::here(),
+        }
     }
 
     /// Adds a node; false if the list is closed: the state is final and can be read.
@@ -120,8 +127,9 @@ impl Registrations {
     /// sides either we find the listener or the thread finds the state.
     fn wake_threads(&self) {
         fence(Ordering::SeqCst);
-        // `notify` alone would allocate for an event that nobody has listened to yet.
-        if self.threads.total_listeners() > 0 {
+        // `notify` alone would allocate for an event that nobody has listened to yet. Who listened at a fork is not in the
+        // child, where the event's lock may be held for ever.
+        if self.threads.total_listeners() > 0 && self.home.is_here() {
             self.threads.notify(usize::MAX);
         }
     }

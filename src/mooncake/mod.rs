@@ -52,6 +52,7 @@ use mooncake_sys::{Api, CallError, LoadError, TransferEngine};
 pub use mooncake_sys::LogLevel;
 
 use crate::Engine;
+use crate::thread::Deaf;
 use transport::Mooncake;
 
 /// Settings for an engine that peers know by `host`: a name or an address of this machine, without a port.
@@ -163,6 +164,8 @@ impl Builder {
             Protocol::Tcp => (c"tcp", false),
             Protocol::Rdma => (c"rdma", true),
         };
+        // Mooncake's threads inherit the mask of the one that makes the engine.
+        let deaf = Deaf::new();
         let engine = api.create_engine(&metadata, &name, &host, 0, discover)?;
         // SAFETY: we have just made the engine, and nobody else knows it.
         let installed = unsafe {
@@ -176,6 +179,7 @@ impl Builder {
                 return Err(error.into());
             }
         };
+        drop(deaf);
         let name = match self.metadata {
             Metadata::P2pHandshake => address,
             _ => self.name.unwrap_or(self.host),

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::ffi::{CString, c_void};
 use std::fmt;
-use std::process;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, mpsc};
@@ -56,8 +55,6 @@ pub(super) struct Shared {
     pub(super) unquiet: AtomicUsize,
     /// Memory was registered at some time, which a peer's late write may reach until the engine is gone.
     registered: AtomicBool,
-    /// The process that made this.
-    process: u32,
 }
 
 /// A segment that was opened.
@@ -115,15 +112,7 @@ impl Shared {
 
     fn live_for(&self, what: &str) -> Result<Live<'_>, TransportError> {
         let fail = |why: &str| TransportError { what: what.to_owned(), code: 0, why: why.into() };
-        if self.is_forked() {
-            return Err(fail("the engine belongs to the process that forked this one; build another here"));
-        }
         self.live().ok_or_else(|| fail("the engine is closed"))
-    }
-
-    /// True in a forked child. It has none of the engine's threads, and waiting for them would never end.
-    fn is_forked(&self) -> bool {
-        process::id() != self.process
     }
 
     /// Destroys the engine, which ends its transfers and its threads.
@@ -226,7 +215,6 @@ impl Mooncake {
             peers: RwLock::default(),
             unquiet: AtomicUsize::new(0),
             registered: AtomicBool::new(false),
-            process: process::id(),
         };
         Mooncake { shared: Arc::new(shared) }
     }
@@ -293,9 +281,6 @@ unsafe impl Transport for Mooncake {
     }
 
     fn close(&self) -> Result<(), Busy> {
-        if self.shared.is_forked() {
-            return Err(Busy);
-        }
         match &self.shared.owner {
             None => self.shared.destroy(),
             Some(owner) => self.shared.leave(owner),

@@ -63,8 +63,9 @@ impl Controller {
     /// turn or two of the poller.
     ///
     /// # Errors
-    /// [`ControlError::Gone`] if the ring is closed or its poller died.
+    /// [`ControlError::Gone`] if the ring is closed or its poller died; [`ControlError::Forked`] in a forked child.
     pub fn cancel(&self, cancel: Cancel) -> Result<usize, ControlError> {
+        self.check_home()?;
         let reply = Reply::new();
         let (op_flags, key) = cancel.parts();
         self.controls.send(Control::Cancel { ring: self.ring, op_flags, key, reply: Arc::clone(&reply) });
@@ -75,8 +76,9 @@ impl Controller {
     /// it has ended, and the transport has let go of it. For at most `limit`.
     ///
     /// # Errors
-    /// [`ControlError::Limit`] if the limit passes first; [`ControlError::Gone`] as for [`cancel`](Self::cancel).
+    /// [`ControlError::Limit`] if the limit passes first; [`ControlError::Gone`] and [`ControlError::Forked`] as for [`cancel`](Self::cancel).
     pub fn quiesce(&self, select: Select, limit: Duration) -> Result<(), ControlError> {
+        self.check_home()?;
         let reply = Reply::new();
         self.controls.send(Control::Quiesce { ring: self.ring, select, reply: Arc::clone(&reply) });
         let end = Instant::now().checked_add(limit);
@@ -92,7 +94,9 @@ impl Controller {
     ///
     /// # Errors
     /// [`ControlError::NoAnswer`] if the poller does not answer within 1 s: something holds it up, such as a driver's call.
+    /// [`ControlError::Forked`] in a forked child.
     pub fn stats(&self) -> Result<Stats, ControlError> {
+        self.check_home()?;
         let last = || self.shared.last_stats.get().cloned();
         if let Some(stats) = last() {
             return Ok(stats);
@@ -102,6 +106,10 @@ impl Controller {
         let end = Instant::now().checked_add(STATS_LIMIT);
         let answer = reply.wait(end, || self.shared.last_stats.get().is_some());
         answer.or_else(last).ok_or(ControlError::NoAnswer(STATS_LIMIT))
+    }
+
+    fn check_home(&self) -> Result<(), ControlError> {
+        if self.controls.is_here() { Ok(()) } else { Err(ControlError::Forked) }
     }
 
     fn is_gone(&self) -> bool {
@@ -121,6 +129,9 @@ pub enum ControlError {
         "the ring's poller did not answer within {0:?}: a call of its transport's driver, or of a fence, holds it up"
     )]
     NoAnswer(Duration),
+    /// This is a forked child of the ring's process.
+    #[error("the ring belongs to the process that forked this one, and so does its poller")]
+    Forked,
     /// There is nobody to ask.
     #[error("the ring is closed, or its poller died")]
     Gone,

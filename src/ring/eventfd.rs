@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::fork::Home;
 use crate::sync::{AtomicBool, Ordering, fence};
 
 /// A ring's eventfd, for event loops such as epoll, libuv or tokio's `AsyncFd`. From [`Ring::eventfd`](crate::Ring::eventfd).
@@ -29,6 +30,7 @@ pub struct EventFd {
 struct Inner {
     fd: OwnedFd,
     on: AtomicBool,
+    home: Home,
 }
 
 static_assertions::assert_impl_all!(EventFd: Send, Sync);
@@ -36,13 +38,14 @@ static_assertions::assert_impl_all!(EventFd: Send, Sync);
 impl EventFd {
     pub(super) fn new() -> io::Result<EventFd> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(EventFd { inner: Arc::new(Inner { fd, on: AtomicBool::new(true) }) })
+        Ok(EventFd { inner: Arc::new(Inner { fd, on: AtomicBool::new(true), home: Home::here() }) })
     }
 
-    /// Makes it unreadable. True if it was readable. Never blocks.
+    /// Makes it unreadable. True if it was readable. Never blocks. Does nothing in a forked child, which has the descriptor in
+    /// common with its parent.
     pub fn clear(&self) -> bool {
         // The only error that an eventfd has here is that there is nothing to read.
-        rustix::io::read(&self.inner.fd, &mut [0; 8]).is_ok()
+        self.inner.home.is_here() && rustix::io::read(&self.inner.fd, &mut [0; 8]).is_ok()
     }
 
     /// No signals from now on, as with io_uring's `CQ_EVENTFD_DISABLED`: for a caller that is busy reaping anyway.
@@ -67,8 +70,10 @@ impl EventFd {
     }
 
     fn write(&self) {
-        // It fails only if the count is full; then it is readable.
-        let _ = rustix::io::write(&self.inner.fd, &1u64.to_ne_bytes());
+        if self.inner.home.is_here() {
+            // It fails only if the count is full; then it is readable.
+            let _ = rustix::io::write(&self.inner.fd, &1u64.to_ne_bytes());
+        }
     }
 }
 

@@ -35,6 +35,11 @@ impl Hold {
     /// Closes the ring, unless it is. True if the core has let go of it in time.
     pub(super) fn close(&mut self, closing: &Arc<Closing>, grace: Duration) -> bool {
         let Some(poller) = self.poller.take() else { return true };
+        if !poller.controls.is_here() {
+            // A forked child: the ring, its thread and everything in flight are its parent's.
+            std::mem::forget(poller);
+            return false;
+        }
         poller.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
         let closed = closing.wait(grace.saturating_add(CLOSE_BOUND));
         if !closed {

@@ -32,6 +32,7 @@ use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::entry::Entry;
 use crate::fence::{Fence, Progress};
+use crate::fork;
 use crate::poller::Poller;
 use crate::spsc;
 use halves::Hold;
@@ -93,12 +94,16 @@ impl Builder {
     ///
     /// # Errors
     /// `InvalidInput` if `entries` is not in 1..=[`Ring::MAX_ENTRIES`]; `NotConnected` if the ring that
-    /// it is attached to is closed and was its poller's last; `QuotaExceeded` if that poller's rings, each with its [reserve](Ring::CANCEL_RESERVE), have 2^24 - 1 entries
+    /// it is attached to is closed and was its poller's last, or if it or the engine was made before this process was forked
+    /// off; `QuotaExceeded` if that poller's rings, each with its [reserve](Ring::CANCEL_RESERVE), have 2^24 - 1 entries
     /// together already, or would; otherwise what starting the thread says.
     pub fn build(self, entries: u32, engine: &Engine) -> io::Result<Ring> {
         if !(1..=Ring::MAX_ENTRIES).contains(&entries) {
             let text = format!("a ring of {entries} entries: it can have 1 to {}", Ring::MAX_ENTRIES);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        if !engine.is_here() {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, fork::ENGINE_IS_ELSEWHERE));
         }
         let poller = match &self.attach {
             None => Arc::new(Poller::spawn(slots_of(entries), self.idle)?),
@@ -143,6 +148,11 @@ fn joined(other: &Weak<Poller>, entries: u32) -> io::Result<Arc<Poller>> {
                  not attach it"
             );
             Err(io::Error::new(io::ErrorKind::QuotaExceeded, text))
+        }
+        (Err(Refused::Elsewhere), _) => {
+            let text =
+                "the ring to attach to belongs to the process that forked this one; attach to one that was built here";
+            Err(io::Error::new(io::ErrorKind::NotConnected, text))
         }
         _ => {
             let text = "the ring to attach to is closed, and its poller with it; attach to one that lives, or to none";

@@ -153,6 +153,9 @@ pub enum Refusal {
     /// The ring was dropped; only a [`Submitter`] sees this.
     #[error("the ring is closed")]
     Closed,
+    /// This is a forked child of the ring's process, which has the ring's thread.
+    #[error("the ring belongs to the process that forked this one; build another here, with an engine built here")]
+    Forked,
     /// The ring's poller died.
     #[error("the ring's poller died: reap what is left and build a new ring")]
     PollerDead,
@@ -359,6 +362,7 @@ impl Pusher {
             Life::Open => {}
             Life::Closed => return Err(Refusal::Closed),
             Life::Dead => return Err(Refusal::PollerDead),
+            Life::Elsewhere => return Err(Refusal::Forked),
         }
         let &Entry { op, flags, op_flags, len, user_data, .. } = entry;
         let mut sqe = Sqe { op, flags, op_flags, len, user_data, ..Sqe::EMPTY };
@@ -588,6 +592,10 @@ impl Pusher {
         if self.open {
             return Err(OpenChain);
         }
+        if !self.shared.is_here() {
+            // What is unpublished here is the parent's, to submit there.
+            return Ok(0);
+        }
         let count = self.publish();
         if count > 0 {
             self.shared.poller.ring_always();
@@ -703,6 +711,9 @@ impl Submitter {
     pub fn submit(&mut self) -> Result<usize, OpenChain> {
         if self.pusher.open {
             return Err(OpenChain);
+        }
+        if !self.pusher.shared.is_here() {
+            return Ok(0);
         }
         let count = self.pusher.publish();
         if count > 0 {

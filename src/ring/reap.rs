@@ -36,6 +36,9 @@ pub enum WaitError {
     /// Submitting first was refused; nothing was submitted.
     #[error(transparent)]
     OpenChain(#[from] OpenChain),
+    /// This is a forked child of the ring's process: what comes, comes there.
+    #[error("the ring belongs to the process that forked this one; build another here, with an engine built here")]
+    Forked,
     /// The poller died; everything that was outstanding has been reaped.
     #[error("the ring's poller died: everything outstanding was ended, build a new ring")]
     PollerDead,
@@ -109,6 +112,9 @@ impl Reaper {
     }
 
     fn look(&self, count: usize, held_back: usize) -> Look {
+        if !self.shared.is_here() {
+            return Look::Never(WaitError::Forked);
+        }
         // In this order: what the last submitter pushed is counted once it is gone, and what is counted as settled has its
         // completions visible.
         let others = self.shared.submitters.load(Ordering::Acquire) > 0;

@@ -16,6 +16,7 @@ use super::stats::Stats;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
+use crate::fork::Home;
 use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Most fences on one entry.
@@ -37,6 +38,8 @@ pub(crate) enum Life {
     Closed,
     /// Its poller died.
     Dead,
+    /// This is a forked child of its process. Never stored.
+    Elsewhere,
 }
 
 pub(crate) struct Shared {
@@ -51,6 +54,7 @@ pub(crate) struct Shared {
     /// finds its unit given back.
     pub(crate) settled: AtomicU64,
     life: AtomicU8,
+    home: Home,
     /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some.
     pub(crate) overflowing: AtomicBool,
     /// Wakes the poller.
@@ -93,6 +97,7 @@ impl Shared {
             freed: CachePadded::new(AtomicU64::new(0)),
             settled: AtomicU64::new(0),
             life: AtomicU8::new(Life::Open as u8),
+            home: Home::here(),
             overflowing: AtomicBool::new(false),
             poller,
             reaper: Doorbell::new(),
@@ -110,12 +115,22 @@ impl Shared {
         }
     }
 
+    #[inline]
     pub(crate) fn life(&self) -> Life {
+        if !self.is_here() {
+            return Life::Elsewhere;
+        }
         match self.life.load(Ordering::Acquire) {
             0 => Life::Open,
             1 => Life::Closed,
             _ => Life::Dead,
         }
+    }
+
+    /// False in a forked child of the ring's process.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
     }
 
     pub(crate) fn set_life(&self, life: Life) {
@@ -147,6 +162,10 @@ impl Shared {
 
     /// A number for a new lane.
     pub(crate) fn take_lane(&self) -> u32 {
+        if !self.is_here() {
+            // Nothing will be pushed there, and a thread that is not here may hold the lock.
+            return u32::MAX;
+        }
         let mut free = self.free_lanes.lock().unwrap_or_else(PoisonError::into_inner);
         free.pop().unwrap_or_else(|| self.lanes.fetch_add(1, Ordering::Relaxed))
     }

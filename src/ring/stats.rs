@@ -21,7 +21,7 @@ use crate::code::Stage;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Most entries that can be outstanding.
+    /// Most entries that can be outstanding, but for [`CANCEL_RESERVE`](crate::Ring::CANCEL_RESERVE) Cancels.
     pub capacity: u32,
     /// All entries of the ring. Messages that came for it ([`MsgRing`](crate::opcode::MsgRing)) count as entries, too.
     pub total: Counts,

@@ -5,6 +5,7 @@ mod adopted;
 mod memory;
 mod merging;
 mod peer;
+mod process;
 mod restart;
 mod results;
 mod sick;

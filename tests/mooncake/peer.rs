@@ -148,6 +148,11 @@ impl Peer {
         self.ask(&format!("matching {seed} {offset} {len}")).parse().unwrap()
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal; SIGSTOP is waited for, because its threads stop a little later than `kill` returns.
     pub fn signal(&self, signal: i32) {
         // SAFETY: the child is ours and not reaped yet, so its number is still its own.
