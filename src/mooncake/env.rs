@@ -24,7 +24,7 @@ const QUEUE_NAME: &str = "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER";
 /// `setenv` would not do: it may move the array while another thread's `getenv` walks it. This puts a new array in its
 /// place and leaves the old one, with all of its strings, where it is for ever, so a reader sees either whole. Only another
 /// thread's `setenv` at this very moment may be lost, or lose this.
-pub(super) fn enable_pool() {
+pub(crate) fn enable_pool() {
     let _changing = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     if env::var_os(POOL_NAME).is_some() {
         return;

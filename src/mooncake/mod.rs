@@ -39,7 +39,7 @@
 //! ever; until then the region stays registered. With `ENOTRECOVERABLE` only the engine's end does that.
 
 mod driver;
-mod env;
+pub(crate) mod env;
 mod transport;
 
 use std::any::Any;
@@ -191,7 +191,7 @@ impl Builder {
 
 impl Metadata {
     /// As Mooncake takes it. A text that it cannot take ends the process there, so it is checked here.
-    fn to_c(&self) -> Result<CString, BuildError> {
+    pub(crate) fn to_c(&self) -> Result<CString, BuildError> {
         let (url, schemes): (&str, &[&str]) = match self {
             Metadata::P2pHandshake => return Ok(c"P2PHANDSHAKE".into()),
             Metadata::Http(url) => (url, &["http", "https"]),
@@ -215,7 +215,7 @@ impl Metadata {
 }
 
 /// A host's or an engine's name, as Mooncake takes it.
-fn check_name(what: &'static str, text: &str) -> Result<CString, BuildError> {
+pub(crate) fn check_name(what: &'static str, text: &str) -> Result<CString, BuildError> {
     let refuse = |why| BuildError::Name { what, text: text.to_owned(), why };
     if text.is_empty() {
         return Err(refuse("it is empty"));

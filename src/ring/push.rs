@@ -521,8 +521,9 @@ impl Pusher {
         if request.client.engine.id() != engine.id() {
             return Err(Refusal::ForeignStore(request.client.name().into()));
         }
-        if request.key.is_empty() || request.key.len() > MAX_KEY || request.key.contains('\0') {
-            return Err(Refusal::Key(request.key.clone()));
+        let key = request.key();
+        if key.is_empty() || key.len() > MAX_KEY || key.contains('\0') {
+            return Err(Refusal::Key(key.into()));
         }
         if request.slices().len() > MAX_PARTS {
             return Err(Refusal::TooManyParts(request.slices().len()));
@@ -532,7 +533,7 @@ impl Pusher {
         }
         check_range(request.len(), 0)?;
         if request.kind == request::Kind::Put && request.len() == 0 {
-            return Err(Refusal::NoBytes(request.key.clone()));
+            return Err(Refusal::NoBytes(key.into()));
         }
         Ok((request.len() as u32, request.client.target))
     }

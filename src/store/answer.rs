@@ -28,6 +28,7 @@ pub(crate) mod code {
     pub(crate) const CHECKSUM: i32 = -801;
     pub(crate) const RPC_FAILED: i32 = -900;
     pub(crate) const RPC_TIMEOUT: i32 = -901;
+    pub(crate) const NOT_SUPPORTED: i32 = -1012;
 }
 
 impl Answer {
@@ -44,6 +45,11 @@ impl Answer {
     /// The code that asks has panicked or thrown.
     pub(crate) const BROKEN: Answer = Answer { res: -errno::EPROTO, detail: 0, quiet: true };
 
+    /// The Store gave up on moving the bytes, which may go on.
+    #[cfg(feature = "mooncake")]
+    pub(crate) const GIVEN_UP: Answer =
+        Answer { res: -errno::ENOTRECOVERABLE, detail: code::TRANSFER_FAILED, quiet: false };
+
     /// From Mooncake's number.
     pub(crate) fn failed(code: i32) -> Answer {
         let errno = match code {
@@ -58,6 +64,7 @@ impl Answer {
             code::CHECKSUM => errno::EBADMSG,
             code::RPC_FAILED => errno::ECONNRESET,
             code::RPC_TIMEOUT => errno::ETIMEDOUT,
+            code::NOT_SUPPORTED => errno::EOPNOTSUPP,
             _ => errno::EREMOTEIO,
         };
         Answer { res: -errno, detail: code, quiet: true }

@@ -232,9 +232,28 @@ impl fmt::Debug for Client {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// A worker's thread could not be started.
-    #[error("a worker's thread could not be started: {0}")]
+    /// A thread could not be started.
+    #[error("a thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
+    /// A setting cannot be used, or Mooncake could not be loaded.
+    #[cfg(feature = "mooncake")]
+    #[error(transparent)]
+    Build(#[from] crate::mooncake::BuildError),
+    /// Mooncake refused; its messages on standard error may say more.
+    #[cfg(feature = "mooncake")]
+    #[error(transparent)]
+    Call(#[from] mooncake_sys::StoreError),
+    /// Too few or too many workers.
+    #[error("a client with {0} workers: it can have 1 to 256")]
+    Workers(u32),
+    /// The limit passed. What was begun is taken down when Mooncake comes back with it.
+    #[error("the Store's master at {master:?} was not reached within {limit:?}; is it stopped or unreachable?")]
+    Limit {
+        /// Where it was looked for.
+        master: String,
+        /// The limit that passed.
+        limit: Duration,
+    },
 }
 
 /// A client has not ended.

@@ -83,13 +83,13 @@ impl Backend for InMemory {
     fn call(&self, kind: Kind, jobs: &[Job], answers: &mut [Answer]) {
         let InMemory(memory) = self;
         let mut state = memory.state();
-        state.calls.push(jobs.iter().map(|job| job.request.key.to_string()).collect());
-        while jobs.iter().any(|job| state.held.contains(&*job.request.key)) {
+        state.calls.push(jobs.iter().map(|job| job.request.key().to_owned()).collect());
+        while jobs.iter().any(|job| state.held.contains(job.request.key())) {
             state = memory.shared.released.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         for (Job { request, .. }, answer) in jobs.iter().zip(answers) {
-            let failing = state.failing.get(&*request.key).copied();
-            assert!(failing != Some(0), "the call panics for {:?}, as asked", request.key);
+            let failing = state.failing.get(request.key()).copied();
+            assert!(failing != Some(0), "the call panics for {:?}, as asked", request.key());
             *answer = match failing {
                 Some(code) => Answer::failed(code),
                 None => state.serve(kind, request, memory.shared.capacity),
@@ -110,7 +110,7 @@ impl Backend for InMemory {
 
 impl State {
     fn serve(&mut self, kind: Kind, request: &Request, capacity: u64) -> Answer {
-        let found = self.objects.get(&request.key);
+        let found = self.objects.get(request.key());
         match (kind, found) {
             (Kind::Exist, found) => Answer::done(u64::from(found.is_some())),
             (Kind::Get | Kind::Remove, None) => Answer::failed(code::NOT_FOUND),
@@ -137,11 +137,11 @@ impl State {
                     left = rest;
                 }
                 self.used += request.len();
-                self.objects.insert(request.key.clone(), object);
+                self.objects.insert(request.key().into(), object);
                 Answer::done(request.len())
             }
             (Kind::Remove, Some(_)) => {
-                let object = self.objects.remove(&request.key);
+                let object = self.objects.remove(request.key());
                 self.used -= object.map_or(0, |object| object.len() as u64);
                 Answer::done(0)
             }

@@ -9,7 +9,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::loopback();
-//! let store = store::Client::memory(&engine, &store::Memory::new(1 << 20))?; // with Mooncake: store::builder(..)
+//! let store = store::Client::memory(&engine, &store::Memory::new(1 << 20))?; // with Mooncake: store::builder(host, master).build(&engine)?
 //! let pages = engine.register(Region::alloc(8192)?)?;
 //! store.register(&pages)?;
 //! let mut ring = Ring::builder().build(64, &engine)?;
@@ -50,6 +50,8 @@ mod answer;
 mod client;
 mod driver;
 mod memory;
+#[cfg(feature = "mooncake")]
+mod mooncake;
 pub(crate) mod opcode;
 pub(crate) mod pool;
 pub(crate) mod request;
@@ -57,3 +59,5 @@ pub(crate) mod request;
 pub use client::{Client, CloseError, ConnectError};
 pub(crate) use driver::StoreDriver;
 pub use memory::Memory;
+#[cfg(feature = "mooncake")]
+pub use mooncake::{Builder, builder};

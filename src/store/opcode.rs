@@ -40,7 +40,8 @@ impl Get {
 
 /// Stores local memory as an object, under a key. Completes with the number of bytes.
 ///
-/// An object that is there already stays as it is, and the entry fails with `-EEXIST` at the transfer stage.
+/// An object that is there already stays as it is, and the entry fails with `-EEXIST` at the transfer stage; but if another
+/// client puts the key just before this does, Mooncake keeps that one's object and this completes as if it were its own.
 #[derive(Clone, Debug)]
 pub struct Put {
     store: Client,

@@ -117,7 +117,7 @@ impl Bench {
     /// Chooses the jobs of the next call: of one kind, and of different keys, because a Store's batch takes each key once.
     fn choose(&mut self, kind: Kind) {
         for job in self.left.drain(..) {
-            let again = || self.now.iter().any(|other| other.request.key == job.request.key);
+            let again = || self.now.iter().any(|other| other.request.key() == job.request.key());
             if job.request.kind != kind || again() { self.later.push(job) } else { self.now.push(job) }
         }
         mem::swap(&mut self.left, &mut self.later);

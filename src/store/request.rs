@@ -23,7 +23,8 @@ pub(crate) enum Kind {
 pub(crate) struct Request {
     pub(crate) client: Arc<ClientInner>,
     pub(crate) kind: Kind,
-    pub(crate) key: Box<str>,
+    /// The key, and a zero byte.
+    key: Box<str>,
     /// Where the object's bytes are, one slice after the other. While the entry is with a ring, each one's region has a use
     /// begun by it.
     slices: Box<[Slice]>,
@@ -40,7 +41,20 @@ pub(crate) enum Unusable {
 
 impl Request {
     pub(crate) fn new(client: Arc<ClientInner>, kind: Kind, key: Box<str>, slices: Box<[Slice]>) -> Arc<Request> {
+        let mut key = String::from(key);
+        key.push('\0');
+        let key = key.into();
         Arc::new(Request { client, kind, key, slices })
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key[..self.key.len() - 1]
+    }
+
+    /// The key of a request that a ring has accepted, as C takes it.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn c_key(&self) -> &std::ffi::CStr {
+        std::ffi::CStr::from_bytes_with_nul(self.key.as_bytes()).expect("keys with zero bytes are refused")
     }
 
     pub(crate) fn slices(&self) -> &[Slice] {
@@ -89,7 +103,7 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("kind", &self.kind)
-            .field("key", &self.key)
+            .field("key", &self.key())
             .field("slices", &self.slices)
             .finish()
     }
