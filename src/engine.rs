@@ -154,9 +154,14 @@ impl Engine {
     /// Registers memory that something else owns: GPU memory, another engine's pool. The exact same range again is
     /// counted, and stays registered until it was unregistered as often. `location` is Mooncake's, such as `cuda:0`.
     ///
+    /// Mooncake's TCP copies to GPU memory (a location that begins with `cuda`) with the CPU. So that nobody is told of such a
+    /// copy before it has landed, the memory is marked `SYNC_MEMOPS`, or the poller waits for an event behind it (features
+    /// `cuda` and `mooncake`; `docs/gpu.md` in the repository).
+    ///
     /// # Safety
-    /// The memory stays mapped until it is unregistered and no peer writes it any more, or the engine is gone. From now
-    /// on any peer may change it at any time: no Rust reference to it may be used while one can.
+    /// The memory stays mapped until it is unregistered and no peer writes it any more, or the engine is gone; so does GPU
+    /// memory's context, until no operation with it runs. From now on any peer may change it at any time: no Rust reference
+    /// to it may be used while one can.
     ///
     /// # Errors
     /// [`RegisterError`]: an empty or wrapping range, one that overlaps another without being equal to it, or what the
@@ -217,11 +222,16 @@ impl Engine {
                 return refuse(format!("it overlaps {}, which is registered; unregister that first", other.memory));
             }
         }
-        if !known {
-            // SAFETY: the caller's promise is the one that `register` asks for.
-            if let Err(cause) = unsafe { self.inner.transport.register(memory, location) } {
-                return Err(RegisterError { region: None, cause });
+        let transport = &self.inner.transport;
+        // SAFETY: the caller's promise is the one that both ask for.
+        let entered = unsafe {
+            match known {
+                true => transport.adopt(memory, location),
+                false => transport.register(memory, location),
             }
+        };
+        if let Err(cause) = entered {
+            return Err(RegisterError { region: None, cause });
         }
         let region = RegionInner::foreign(self.inner.id, memory, location, known);
         regions.live.push(Arc::clone(&region));

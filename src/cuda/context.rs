@@ -94,20 +94,25 @@ impl Context {
         if raw.is_null() {
             return Err(CudaError::NoCurrentContext);
         }
-        let (mut device, mut flags, mut active) = (0, 0, 0);
+        let mut device = 0;
         // SAFETY: an out pointer.
         check("cuCtxGetDevice", number(raw), unsafe { (driver.context_device)(&mut device) })?;
-        // SAFETY: out pointers, a device of the driver.
-        let code = unsafe { (driver.primary_state)(device, &mut flags, &mut active) };
-        check("cuDevicePrimaryCtxGetState", device as u64, code)?;
-        // Retaining would activate a primary context that nobody asked for.
-        if active != 0 {
-            let primary = Context::primary(device)?;
-            if primary.0.raw == Handle(raw) {
-                return Ok(primary);
-            }
+        if let Some(primary) = Context::primary_if_active(device)?
+            && primary.0.raw == Handle(raw)
+        {
+            return Ok(primary);
         }
         Err(CudaError::NotPrimary { context: number(raw) })
+    }
+
+    /// A device's primary context, if somebody has made it: retaining would activate one that nobody asked for.
+    pub(super) fn primary_if_active(ordinal: i32) -> Result<Option<Context>, CudaError> {
+        let driver = Driver::get()?;
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: out pointers, a device of the driver.
+        let code = unsafe { (driver.primary_state)(ordinal, &mut flags, &mut active) };
+        check("cuDevicePrimaryCtxGetState", ordinal as u64, code)?;
+        if active != 0 { Context::primary(ordinal).map(Some) } else { Ok(None) }
     }
 
     /// Names a context that somebody else owns. It is never destroyed here.

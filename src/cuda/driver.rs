@@ -58,6 +58,7 @@ functions! {
     context_push: "cuCtxPushCurrent_v2"(RawHandle);
     context_pop: "cuCtxPopCurrent_v2"(*mut RawHandle);
     context_device: "cuCtxGetDevice"(*mut i32);
+    context_flags: "cuCtxGetFlags"(*mut u32);
     context_id: "cuCtxGetId"(RawHandle, *mut u64);
     device_attribute: "cuDeviceGetAttribute"(*mut i32, i32, i32);
     event_create: "cuEventCreate"(*mut RawHandle, u32);
@@ -80,6 +81,8 @@ functions! {
     host_alloc: "cuMemHostAlloc"(*mut *mut c_void, usize, u32);
     host_free: "cuMemFreeHost"(*mut c_void);
     host_device_pointer: "cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, u32);
+    pointer_attribute: "cuPointerGetAttribute"(*mut c_void, i32, u64);
+    set_pointer_attribute: "cuPointerSetAttribute"(*const c_void, i32, u64);
     flush_writes: "cuFlushGPUDirectRDMAWrites"(u32, u32);
 }
 

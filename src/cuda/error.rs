@@ -123,6 +123,12 @@ pub enum CudaError {
         /// The stream.
         stream: u64,
     },
+    /// The memory is none that CUDA knows.
+    #[error("the memory at {address:#x} is not CUDA's: register it with the location that it has, such as cpu:0")]
+    NotGpuMemory {
+        /// Its address.
+        address: u64,
+    },
     /// A helper thread could not be started.
     #[error("a thread for CUDA could not be started: {why}")]
     Thread {

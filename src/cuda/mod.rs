@@ -46,6 +46,8 @@ mod driver;
 mod error;
 mod event;
 mod graph;
+#[cfg(feature = "mooncake")]
+mod landing;
 mod progress;
 mod stream;
 #[cfg(test)]
@@ -56,6 +58,8 @@ mod word;
 pub use context::Context;
 pub use device::Release;
 pub use error::{CudaCode, CudaError};
+#[cfg(feature = "mooncake")]
+pub(crate) use landing::{Landing, LegacyCopies};
 pub use progress::{GraphHold, Progress};
 pub use stream::Stream;
 pub use timeline::{GraphSignal, Timeline};

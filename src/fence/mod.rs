@@ -218,6 +218,21 @@ impl Fence {
         Fence::new(Kind::Polled(polled))
     }
 
+    /// Asks a polled fence once, as a poller does, and settles it if it has an answer.
+    #[cfg(feature = "mooncake")]
+    pub(crate) fn ask(&self) -> FenceStatus {
+        let known = self.status();
+        let Kind::Polled(polled) = &self.0.kind else { return known };
+        if known != FenceStatus::Pending {
+            return known;
+        }
+        let answer = polled.poll();
+        if answer != FenceStatus::Pending {
+            self.0.settle(answer);
+        }
+        answer
+    }
+
     /// A fence that has signalled.
     #[cfg(feature = "cuda")]
     pub(crate) fn reached() -> Fence {

@@ -12,6 +12,7 @@ use mooncake_sys::{
     STATUS_INVALID, STATUS_PENDING, STATUS_TIMEOUT, STATUS_WAITING, TransferRequest,
 };
 
+use super::gpu::{Copy, Landed, Look};
 use super::transport::{Live, MAX_BATCH, Peer, Shared};
 use crate::code::{Stage, errno};
 use crate::transport::{Direction, Driver, Event, Hint, Nanos, Op, Token};
@@ -22,6 +23,8 @@ const SMALL: u32 = 64 << 10;
 const EAGER: Nanos = 100_000;
 /// The longest time between two looks at a batch.
 const RARELY: Nanos = 5_000_000;
+/// The shortest time between two looks at a copy to a GPU: the driver takes locks that the application's launches want.
+const COPY_PAUSE: Nanos = 5_000;
 /// A look that is due sooner is yielded for: a sleep would overshoot it.
 const SLEEP_LEAST: Nanos = 50_000;
 
@@ -59,15 +62,19 @@ struct Batch {
     news: Nanos,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Task {
     op: Token,
     len: u32,
+    /// What it brings to the local range.
+    copy: Copy,
 }
 
 /// What Mooncake says of a task.
 enum Word {
     Running,
+    /// It is COMPLETED, and what it has brought is on its way to the GPU.
+    Copied,
     /// It has ended: its result, and Mooncake's number.
     Ended {
         res: i32,
@@ -117,7 +124,11 @@ impl MooncakeDriver {
         let place = self.place();
         let batch = &mut self.batches[place as usize];
         for op in ops.iter().filter(|op| (op.len <= SMALL) == small) {
-            batch.tasks.push(Task { op: op.token, len: op.len });
+            let through = match op.direction {
+                Direction::Read => self.shared.copies.to(op.local),
+                Direction::Write => None,
+            };
+            batch.tasks.push(Task { op: op.token, len: op.len, copy: through.map_or(Copy::Direct, Copy::Through) });
             self.requests.push(TransferRequest {
                 opcode: match op.direction {
                     Direction::Read => OPCODE_READ,
@@ -187,13 +198,21 @@ impl MooncakeDriver {
         let batch = &mut self.batches[place as usize];
         let mut left = batch.running;
         let mut ended = 0;
+        let (mut copied, mut copies) = (0_u128, Look::default());
         while left != 0 {
             let task = left.trailing_zeros();
             let bit = 1 << task;
             left ^= bit;
-            let Task { op, len } = batch.tasks[task as usize];
-            match ask(&self.shared, live, batch.id, task as usize, len) {
+            let Task { op, len, copy } = &mut batch.tasks[task as usize];
+            let op = *op;
+            let word = match copy {
+                // COMPLETED, and asked about already.
+                Copy::Behind(_) => Word::Ended { res: *len as i32, detail: STATUS_COMPLETED },
+                _ => ask(&self.shared, live, batch.id, task as usize, *len),
+            };
+            match landed(word, copy, &mut copies) {
                 Word::Running => {}
+                Word::Copied => copied |= bit,
                 Word::Ended { res, detail } => {
                     out.push(match batch.told & bit {
                         0 => Event::Result { op, res, stage: Stage::Transfer, detail, quiet: true },
@@ -210,6 +229,13 @@ impl MooncakeDriver {
                 }
             }
         }
+        let mut pause_least = 1;
+        while copied != 0 {
+            let task = copied.trailing_zeros();
+            copied ^= 1 << task;
+            copies.follow(&mut batch.tasks[task as usize].copy);
+            pause_least = COPY_PAUSE;
+        }
         if ended > 0 {
             batch.news = now;
             self.shared.unquiet.fetch_sub(ended, Ordering::Release);
@@ -220,7 +246,7 @@ impl MooncakeDriver {
         if batch.running == 0 && self.free(live, place) {
             return None;
         }
-        Some(pause(now - self.batches[place as usize].news))
+        Some(pause(now - self.batches[place as usize].news).max(pause_least))
     }
 
     /// True if the batch is done with.
@@ -243,6 +269,18 @@ impl MooncakeDriver {
 /// How long to leave a batch alone that had its last news so long ago.
 fn pause(age: Nanos) -> Nanos {
     if age < EAGER { 1 } else { (age / 16).min(RARELY) }
+}
+
+/// A task has not ended before its bytes are where they are to go.
+fn landed(word: Word, copy: &Copy, copies: &mut Look) -> Word {
+    match word {
+        Word::Ended { res, .. } if res >= 0 => match copies.landed(copy) {
+            Landed::Yes => word,
+            Landed::NotYet => Word::Copied,
+            Landed::Failed(code) => Word::Ended { res: -errno::EFAULT, detail: code as i32 },
+        },
+        word => word,
+    }
 }
 
 fn ask(shared: &Shared, live: &Live<'_>, batch: BatchId, task: usize, len: u32) -> Word {
@@ -371,5 +409,7 @@ impl fmt::Debug for MooncakeDriver {
     }
 }
 
+#[cfg(all(test, feature = "cuda"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;

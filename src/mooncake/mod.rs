@@ -27,6 +27,7 @@
 //! | issue | `EIO` | it refused the submit for another reason | its code | yes |
 //! | issue | `ESHUTDOWN` | the engine is closed | 0 | yes |
 //! | transfer | `EIO` | the task FAILED: the peer rejected the range, is gone, or was silent for too long | 6 | yes |
+//! | transfer | `EFAULT` | the GPU failed the copy of what the task had brought | the `CUresult` | yes |
 //! | transfer | `EBADMSG` | the task COMPLETED with a wrong count of bytes | 4 | yes |
 //! | transfer | `ETIMEDOUT` | TIMEOUT: given up on, and may go on | 5 | no |
 //! | transfer | `EINVAL` | INVALID | 2 | no |
@@ -40,6 +41,7 @@
 
 mod driver;
 pub(crate) mod env;
+mod gpu;
 mod transport;
 
 use std::any::Any;
@@ -185,7 +187,11 @@ impl Builder {
             _ => self.name.unwrap_or(self.host),
         };
         // SAFETY: the engine is live and ours alone.
-        Ok(Engine::over(Arc::new(unsafe { Mooncake::new(api, engine, name, None) })))
+        let mooncake = unsafe { Mooncake::new(api, engine, name, None) };
+        if self.protocol == Protocol::Rdma {
+            mooncake.shared.copies.never();
+        }
+        Ok(Engine::over(Arc::new(mooncake)))
     }
 }
 

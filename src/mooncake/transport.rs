@@ -15,6 +15,7 @@ use mooncake_sys::{
 
 use super::driver::MooncakeDriver;
 use super::env;
+use super::gpu::Copies;
 use crate::thread;
 use crate::transport::{Busy, Caps, Driver, PollerWaker, RawMemory, Transport, TransportError};
 
@@ -55,6 +56,8 @@ pub(super) struct Shared {
     pub(super) unquiet: AtomicUsize,
     /// Memory was registered at some time, which a peer's late write may reach until the engine is gone.
     registered: AtomicBool,
+    /// GPU memory that the CPU copies to.
+    pub(super) copies: Copies,
 }
 
 /// A segment that was opened.
@@ -215,6 +218,7 @@ impl Mooncake {
             peers: RwLock::default(),
             unquiet: AtomicUsize::new(0),
             registered: AtomicBool::new(false),
+            copies: Copies::default(),
         };
         Mooncake { shared: Arc::new(shared) }
     }
@@ -244,10 +248,19 @@ unsafe impl Transport for Mooncake {
         let place = c_string(&what, location)?;
         let live = self.shared.live_for(&what)?;
         let (address, len) = (memory.address as *mut c_void, memory.len as usize);
+        // SAFETY: the caller's promise, of which its memory's context is a part.
+        unsafe { self.shared.copies.prepare(memory, location) }?;
         self.shared.registered.store(true, Ordering::Relaxed);
         // SAFETY: the engine is live; the memory stays mapped as Mooncake needs it, by the caller's word.
-        unsafe { self.shared.api.register_local_memory(live.engine(), address, len, &place, true) }
-            .map_err(|error| transport_error(what, &error))
+        unsafe { self.shared.api.register_local_memory(live.engine(), address, len, &place, true) }.map_err(|error| {
+            self.shared.copies.forget(memory);
+            transport_error(what, &error)
+        })
+    }
+
+    unsafe fn adopt(&self, memory: RawMemory, location: &str) -> Result<(), TransportError> {
+        // SAFETY: as in `register`.
+        unsafe { self.shared.copies.prepare(memory, location) }
     }
 
     fn unregister(&self, memory: RawMemory) -> Result<(), TransportError> {
@@ -255,7 +268,9 @@ unsafe impl Transport for Mooncake {
         let live = self.shared.live_for(&what)?;
         // SAFETY: the engine is live.
         unsafe { self.shared.api.unregister_local_memory(live.engine(), memory.address as *mut c_void) }
-            .map_err(|error| transport_error(what, &error))
+            .map_err(|error| transport_error(what, &error))?;
+        self.shared.copies.forget(memory);
+        Ok(())
     }
 
     fn open(&self, name: &str, fresh: bool) -> Result<u32, TransportError> {

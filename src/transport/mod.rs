@@ -225,6 +225,17 @@ pub unsafe trait Transport: Send + Sync + fmt::Debug + 'static {
     /// What the transport says, with the range.
     unsafe fn register(&self, memory: RawMemory, location: &str) -> Result<(), TransportError>;
 
+    /// The same memory was registered with the transport by somebody else, who unregisters it too.
+    ///
+    /// # Safety
+    /// As for `register`.
+    ///
+    /// # Errors
+    /// What the transport says, with the range; it is not used then.
+    unsafe fn adopt(&self, _memory: RawMemory, _location: &str) -> Result<(), TransportError> {
+        Ok(())
+    }
+
     /// Undoes `register`. A peer's running operation may go on: the caller deals with that.
     ///
     /// # Errors

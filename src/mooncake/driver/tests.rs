@@ -10,18 +10,21 @@ use super::*;
 use crate::transport::Transport;
 
 /// An engine that answers as it is told, and a driver on it.
-struct Scripted {
+pub(super) struct Scripted {
     engine: NonNull<TransferEngine>,
     library: *mut c_void,
-    transport: Mooncake,
-    driver: Box<dyn Driver>,
+    pub(super) transport: Mooncake,
+    pub(super) driver: Box<dyn Driver>,
     now: Nanos,
     next: u64,
     events: Vec<Event>,
+    /// What operations do, and with which local range.
+    pub(super) direction: Direction,
+    pub(super) local: u64,
 }
 
 impl Scripted {
-    fn new() -> Scripted {
+    pub(super) fn new() -> Scripted {
         let path = fake_mooncake::scripted();
         // SAFETY: it has the C interface's names and types.
         let api = unsafe { Api::load_from(&Source::Library(path.clone())) }.unwrap();
@@ -34,7 +37,8 @@ impl Scripted {
         assert_eq!(transport.open("peer", false), Ok(0));
         let doorbell = Arc::new(crate::doorbell::Doorbell::new());
         let driver = transport.driver(crate::transport::PollerWaker(doorbell));
-        Scripted { engine, library, transport, driver, now: 1, next: 1, events: Vec::new() }
+        let (direction, local) = (Direction::Write, 4096);
+        Scripted { engine, library, transport, driver, now: 1, next: 1, events: Vec::new(), direction, local }
     }
 
     fn symbol(&self, name: &CStr) -> *mut c_void {
@@ -60,7 +64,7 @@ impl Scripted {
         }
     }
 
-    fn completes(&self, op: u64, bytes: u64) {
+    pub(super) fn completes(&self, op: u64, bytes: u64) {
         self.answer(op, 0, STATUS_COMPLETED, bytes, 0);
     }
 
@@ -85,7 +89,7 @@ impl Scripted {
     }
 
     /// Batches that are not freed; nothing wrong was done so far.
-    fn batches(&self) -> c_long {
+    pub(super) fn batches(&self) -> c_long {
         assert_eq!(self.count(3), 0, "a batch was used after it was freed, or a task that it does not have");
         self.count(0)
     }
@@ -96,12 +100,12 @@ impl Scripted {
     }
 
     /// Submits operations of these lengths; the number of the first. How many were taken.
-    fn submit(&mut self, lens: &[u32]) -> (u64, usize) {
+    pub(super) fn submit(&mut self, lens: &[u32]) -> (u64, usize) {
         let first = self.next;
         let op = |(at, &len): (usize, &u32)| Op {
             token: Token::new(0, first + at as u64),
-            direction: Direction::Write,
-            local: 4096,
+            direction: self.direction,
+            local: self.local,
             len,
             remote: first + at as u64,
         };
@@ -112,13 +116,13 @@ impl Scripted {
     }
 
     /// Lets time pass, and looks once.
-    fn after(&mut self, time: Nanos) -> Hint {
+    pub(super) fn after(&mut self, time: Nanos) -> Hint {
         self.now += time;
         self.driver.poll(self.now, 1024, &mut self.events)
     }
 
     /// Everything that was reported since the last time, by operation: a result, or the last word.
-    fn reported(&mut self) -> Vec<(u64, Said)> {
+    pub(super) fn reported(&mut self) -> Vec<(u64, Said)> {
         let said = |event| match event {
             Event::Result { op, res, stage, detail, quiet } => {
                 (op.generation(), Said::Result(res, stage, detail, quiet))
@@ -129,14 +133,14 @@ impl Scripted {
     }
 }
 
-#[derive(Debug, PartialEq)]
-enum Said {
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Said {
     Result(i32, Stage, i32, bool),
     Quiet(i32),
 }
 
 /// Long enough for any look to be due.
-const LATER: Nanos = RARELY + 1;
+pub(super) const LATER: Nanos = RARELY + 1;
 
 #[test]
 fn a_silent_batch_is_asked_ever_more_rarely() {

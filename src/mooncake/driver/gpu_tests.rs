@@ -1,0 +1,245 @@
+//! Copies to GPU memory over the legacy stream, as Mooncake's TCP makes them: nobody is told before they have landed.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use fake_cuda::{Driver as Fake, Exclusive, Knob};
+
+use super::tests::{LATER, Said, Scripted};
+use super::*;
+use crate::cuda::{Context, Stream};
+use crate::transport::{RawMemory, Transport};
+
+const SIZE: usize = 4096;
+
+/// An engine, and GPU memory of one page that holds zeros.
+struct Setup {
+    scripted: Scripted,
+    memory: RawMemory,
+    context: Context,
+    fake: &'static Fake,
+    _alone: Exclusive,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let fake = fake_cuda::load().unwrap();
+        let alone = fake.exclusive();
+        let context = Context::primary(0).unwrap();
+        let mut address = 0;
+        // SAFETY: a live context, an out pointer, memory of this size.
+        unsafe {
+            sys::cuCtxSetCurrent(context.as_raw().cast()).result().unwrap();
+            sys::cuMemAlloc_v2(&mut address, SIZE).result().unwrap();
+            sys::cuMemsetD8_v2(address, 0, SIZE).result().unwrap();
+        }
+        let mut scripted = Scripted::new();
+        scripted.direction = Direction::Read;
+        scripted.local = address;
+        Setup { scripted, memory: RawMemory { address, len: SIZE as u64 }, context, fake, _alone: alone }
+    }
+
+    fn register(&self) {
+        // SAFETY: the memory and its context outlive the engine.
+        unsafe { self.scripted.transport.register(self.memory, "cuda:0") }.unwrap();
+    }
+
+    /// What Mooncake does when the bytes have come: copies them from memory that is not pinned, and says COMPLETED.
+    fn arrives(&self, op: u64, value: u8) {
+        let staged = vec![value; SIZE];
+        // SAFETY: memory of this size, with its context current.
+        unsafe { sys::cuMemcpyHtoD_v2(self.memory.address, staged.as_ptr().cast(), SIZE) }.result().unwrap();
+        self.scripted.completes(op, SIZE as u64);
+    }
+
+    /// What work sees that is submitted now, to a stream that waits for no other.
+    fn seen(&self) -> u8 {
+        let stream = Stream::new(&self.context).unwrap();
+        let mut bytes = vec![9; SIZE];
+        let into = bytes.as_mut_ptr().cast::<c_void>();
+        // SAFETY: memory of this size; the copy is waited for.
+        unsafe {
+            let stream = stream.as_raw().cast();
+            sys::cuMemcpyDtoHAsync_v2(into, self.memory.address, SIZE, stream).result().unwrap();
+            sys::cuStreamSynchronize(stream).result().unwrap();
+        }
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+        bytes[0]
+    }
+
+    /// Looks until something is reported.
+    fn reported(&mut self) -> Vec<(u64, Said)> {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.scripted.after(LATER);
+            let reported = self.scripted.reported();
+            if !reported.is_empty() {
+                return reported;
+            }
+            assert!(Instant::now() < end, "nothing is reported");
+        }
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        let _ = self.scripted.transport.close();
+        // SAFETY: nobody uses the memory any more.
+        unsafe {
+            let _ = sys::cuMemFree_v2(self.memory.address);
+            let _ = sys::cuCtxSetCurrent(ptr::null_mut());
+        }
+    }
+}
+
+fn done(op: u64) -> Vec<(u64, Said)> {
+    vec![(op, Said::Result(SIZE as i32, Stage::Transfer, STATUS_COMPLETED, true))]
+}
+
+#[test]
+fn memory_that_can_be_told_makes_copies_land_before_they_return() {
+    let mut s = Setup::new();
+    s.register();
+    s.fake.set(Knob::CopyDelay(Duration::from_millis(20)));
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.arrives(op, 7);
+    s.scripted.after(LATER);
+    assert_eq!(s.scripted.reported(), done(op), "at the first look");
+    assert_eq!(s.seen(), 7);
+}
+
+/// Where the memory cannot be told, and its context was not.
+fn untold() -> Setup {
+    let s = Setup::new();
+    s.fake.fail_call("cuPointerSetAttribute", 1, 1);
+    s.register();
+    s.fake.set(Knob::CopyDelay(Duration::from_millis(20)));
+    s
+}
+
+#[test]
+fn other_memory_is_waited_for() {
+    let mut s = untold();
+    for value in 1..5 {
+        let (op, _) = s.scripted.submit(&[SIZE as u32]);
+        s.arrives(op, value);
+        s.scripted.after(LATER);
+        assert_eq!(s.scripted.reported(), [], "the copy has only begun");
+        assert_eq!(s.reported(), done(op));
+        assert_eq!(s.seen(), value);
+        assert_eq!(s.scripted.batches(), 0);
+    }
+    // Writes bring nothing here.
+    s.scripted.direction = Direction::Write;
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.scripted.completes(op, SIZE as u64);
+    s.scripted.after(LATER);
+    assert_eq!(s.scripted.reported(), done(op));
+}
+
+#[test]
+fn one_event_stands_for_all_that_ended_before_it() {
+    let mut s = untold();
+    let (first, _) = s.scripted.submit(&[SIZE as u32; 3]);
+    s.arrives(first, 1);
+    s.arrives(first + 2, 2);
+    s.fake.take_log();
+    s.scripted.after(LATER);
+    let records = s.fake.take_log().iter().filter(|call| call.name == "cuEventRecord").count();
+    assert_eq!(records, 1);
+    s.arrives(first + 1, 3);
+    let mut all = s.reported();
+    while all.len() < 3 {
+        all.extend(s.reported());
+    }
+    all.sort_by_key(|&(op, _)| op);
+    assert_eq!(all, [done(first), done(first + 1), done(first + 2)].concat());
+    assert_eq!((s.seen(), s.scripted.batches()), (3, 0));
+}
+
+#[test]
+fn a_context_that_waits_for_copies_needs_no_events() {
+    let mut s = Setup::new();
+    let mut flags = 0;
+    // SAFETY: an out pointer; the context is current.
+    unsafe {
+        sys::cuCtxGetFlags(&mut flags).result().unwrap();
+        sys::cuCtxSetFlags(flags | 0x80).result().unwrap();
+    }
+    s.fake.fail_call("cuPointerSetAttribute", 1, 1);
+    s.register();
+    s.fake.set(Knob::CopyDelay(Duration::from_millis(20)));
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.arrives(op, 7);
+    s.scripted.after(LATER);
+    assert_eq!(s.scripted.reported(), done(op));
+    assert_eq!(s.seen(), 7);
+    // SAFETY: as above.
+    unsafe { sys::cuCtxSetFlags(flags).result().unwrap() };
+}
+
+#[test]
+fn a_capture_is_waited_for_and_stays_whole() {
+    let mut s = untold();
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.arrives(op, 5);
+    let mut blocking = ptr::null_mut();
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: an out pointer, a live stream.
+    unsafe {
+        sys::cuStreamCreate(&mut blocking, 0).result().unwrap();
+        sys::cuStreamBeginCapture_v2(blocking, mode).result().unwrap();
+    }
+    // On a thread of its own, as a poller.
+    let driver = &mut s.scripted.driver;
+    let looks = || {
+        let mut out = Vec::new();
+        for look in 1..=20 {
+            driver.poll(look * LATER, 1024, &mut out);
+        }
+        out.len()
+    };
+    assert_eq!(std::thread::scope(|scope| scope.spawn(looks).join().unwrap()), 0);
+    s.scripted.after(20 * LATER);
+    let mut graph = ptr::null_mut();
+    // SAFETY: a live stream, an out pointer.
+    unsafe { sys::cuStreamEndCapture(blocking, &mut graph) }.result().expect("the capture is whole");
+    assert_eq!(s.reported(), done(op));
+    assert_eq!(s.seen(), 5);
+    // SAFETY: of this test.
+    unsafe {
+        sys::cuGraphDestroy(graph).result().unwrap();
+        sys::cuStreamDestroy_v2(blocking).result().unwrap();
+    }
+}
+
+#[test]
+fn a_copy_that_the_gpu_fails_fails_its_operation() {
+    let mut s = untold();
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.arrives(op, 5);
+    s.fake.fail_call("cuEventQuery", 1, 700);
+    s.scripted.after(LATER);
+    assert_eq!(s.reported(), [(op, Said::Result(-errno::EFAULT, Stage::Transfer, 700, true))]);
+    let (op, _) = s.scripted.submit(&[SIZE as u32]);
+    s.arrives(op, 5);
+    s.fake.fail_call("cuEventRecord", 1, 719);
+    assert_eq!(s.reported(), [(op, Said::Result(-errno::EFAULT, Stage::Transfer, 719, true))]);
+}
+
+#[test]
+fn what_is_no_gpu_memory_is_not_registered_as_such() {
+    let s = Setup::new();
+    let memory = RawMemory { address: 4096, len: 4096 };
+    // SAFETY: refused.
+    let error = unsafe { s.scripted.transport.register(memory, "cuda:0") }.unwrap_err();
+    assert!(error.why.contains("0x1000 is not CUDA's"), "{error}");
+    // SAFETY: the library moves nothing.
+    unsafe { s.scripted.transport.register(memory, "cpu:0") }.unwrap();
+    // With RDMA nothing is asked.
+    s.scripted.transport.shared.copies.never();
+    // SAFETY: as above.
+    unsafe { s.scripted.transport.register(memory, "cuda:0") }.unwrap();
+}
