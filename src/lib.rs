@@ -11,6 +11,8 @@
 //!   if one fails, the entry fails with its cause and the transport is never called.
 //! * A transfer may have up to [`Entry::MAX_PARTS`] parts, given as a list of slices ([`opcode::Readv`]) or by page numbers
 //!   ([`opcode::ReadPages`]). It still is one entry with one completion.
+//! * A [`store::Client`] is a Mooncake Store, which keeps objects by key: [`opcode::Get`], [`opcode::Put`] and their like are
+//!   entries of the same rings.
 //! * A [`Ring`] has a submission queue, a completion queue and a poller thread between them. Entries that wait hold up
 //!   nobody. Each accepted entry ends in one last completion ([`Cqe`]) with its own `user_data`, result, and times; a
 //!   completion with [`CqeFlags::MORE`] is not the last.

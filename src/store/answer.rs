@@ -46,7 +46,6 @@ impl Answer {
     pub(crate) const BROKEN: Answer = Answer { res: -errno::EPROTO, detail: 0, quiet: true };
 
     /// The Store gave up on moving the bytes, which may go on.
-    #[cfg(feature = "mooncake")]
     pub(crate) const GIVEN_UP: Answer =
         Answer { res: -errno::ENOTRECOVERABLE, detail: code::TRANSFER_FAILED, quiet: false };
 

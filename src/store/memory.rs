@@ -29,7 +29,8 @@ struct State {
     objects: HashMap<Box<str>, Vec<u8>>,
     used: u64,
     held: HashSet<String>,
-    failing: HashMap<String, i32>,
+    failing: HashMap<String, Answer>,
+    panicking: HashSet<String>,
     calls: Vec<Vec<String>>,
 }
 
@@ -51,10 +52,19 @@ impl Memory {
         self.shared.released.notify_all();
     }
 
-    /// From now on whatever is asked for `key` fails with this number of Mooncake's, such as -707 for an expired lease; with 0,
-    /// the call panics.
+    /// From now on whatever is asked for `key` fails with this number of Mooncake's, such as -707 for an expired lease.
     pub fn fail(&self, key: &str, code: i32) {
-        self.state().failing.insert(key.to_owned(), code);
+        self.state().failing.insert(key.to_owned(), Answer::failed(code));
+    }
+
+    /// From now on whatever is asked for `key` fails, and may touch the local range for ever, as far as anybody knows.
+    pub fn give_up(&self, key: &str) {
+        self.state().failing.insert(key.to_owned(), Answer::GIVEN_UP);
+    }
+
+    /// From now on calls that ask for `key` panic when they come to it.
+    pub fn panic(&self, key: &str) {
+        self.state().panicking.insert(key.to_owned());
     }
 
     /// The keys of each call that was made so far, in order.
@@ -88,12 +98,9 @@ impl Backend for InMemory {
             state = memory.shared.released.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         for (Job { request, .. }, answer) in jobs.iter().zip(answers) {
+            assert!(!state.panicking.contains(request.key()), "the call panics for {:?}, as asked", request.key());
             let failing = state.failing.get(request.key()).copied();
-            assert!(failing != Some(0), "the call panics for {:?}, as asked", request.key());
-            *answer = match failing {
-                Some(code) => Answer::failed(code),
-                None => state.serve(kind, request, memory.shared.capacity),
-            };
+            *answer = failing.unwrap_or_else(|| state.serve(kind, request, memory.shared.capacity));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Entries, rings and clients that end around a call.
 
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use moonring::code::errno;
@@ -210,4 +211,80 @@ fn a_dead_poller_leaves_calls_alone() {
     assert_eq!(unquiet, [true, false, true]);
     shop.memory.release("a");
     crate::await_that(|| shop.memory.object("a").is_some());
+}
+
+/// The Store gives up on a key: nobody knows when its page is left alone, so the entry never is, and the ring says so.
+#[test]
+fn what_the_store_gave_up_on_is_never_quiet() {
+    let mut shop = Shop::new(16);
+    shop.memory.give_up("a");
+    shop.submit(shop.get("a", 1).user_data(1));
+    let cqe = shop.setup.reap(1)[0];
+    assert_eq!((failure(&cqe), cqe.flags()), ((errno::ENOTRECOVERABLE, Stage::Transfer, -800), CqeFlags::MORE));
+    assert!(matches!(shop.setup.ours.unregister(), Err(UnregisterError::Busy(1))));
+    assert_eq!(shop.run(shop.exist("b")).result(), Ok(0));
+    let ours = shop.setup.ours.clone();
+    let report = shop.setup.ring.close(SHORT);
+    assert_eq!((report.finished, report.unquiet), (true, 1));
+    let cqe = report.completions[0];
+    assert_eq!((cqe.user_data(), cqe.flags()), (1, CqeFlags::NOTIF | CqeFlags::UNQUIET));
+    assert!(matches!(ours.unregister(), Err(UnregisterError::Busy(1))));
+}
+
+/// Tells when it is let go of.
+struct Page(Sender<()>);
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+/// Futures of Gets: dropped while no worker has it, the entry is never issued; dropped while one has, the buffer is let go of
+/// when the call has returned.
+#[test]
+fn dropped_futures_let_go_of_their_pages_when_calls_return() {
+    let mut shop = Shop::new(16);
+    shop.occupy_three();
+    shop.memory.hold("a");
+    let page = |shop: &mut Shop, key: &str| {
+        let (dropped, drops) = channel();
+        let get = shop.get(key, 1);
+        let future = shop.setup.ring.submission().push_future(get).unwrap().keep(Page(dropped));
+        shop.setup.ring.submit().unwrap();
+        (future, drops)
+    };
+    let calls = shop.memory.calls().len();
+    let (in_call, in_call_drops) = page(&mut shop, "a");
+    shop.await_calls(calls + 1);
+    let (waiting, waiting_drops) = page(&mut shop, "b");
+    drop(waiting);
+    waiting_drops.recv_timeout(LIMIT).unwrap();
+    drop(in_call);
+    assert!(in_call_drops.recv_timeout(SHORT).is_err(), "the call may still write there");
+    shop.memory.release("a");
+    in_call_drops.recv_timeout(LIMIT).unwrap();
+    assert_eq!(shop.memory.calls().len(), calls + 1, "the other one was never asked for");
+    shop.let_go();
+    shop.setup.reap(3);
+}
+
+/// A forked child that drops its parent's client leaves it alone, and does not wait for it.
+#[test]
+fn a_forked_child_leaves_the_client_alone() {
+    let mut shop = Shop::new(16);
+    // SAFETY: the child allocates, which glibc allows after a fork, drops a handle and ends without running anything else.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let left = shop.store.close(SHORT);
+        // SAFETY: as above.
+        unsafe { libc::_exit(if left == Err(CloseError::Left) { 0 } else { 1 }) }
+    }
+    let mut status = 0;
+    // SAFETY: the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child hung, crashed or used its parent's client");
+    assert_eq!(shop.run(shop.exist("a")).result(), Ok(0));
+    shop.store.close(LIMIT).unwrap();
 }

@@ -85,7 +85,7 @@ fn every_cause_has_its_code() {
 #[test]
 fn a_call_that_panics_fails_its_keys() {
     let mut shop = Shop::new(16);
-    shop.memory.fail("bad", 0);
+    shop.memory.panic("bad");
     for _ in 0..10 {
         assert_eq!(failure(&shop.run(shop.exist("bad"))), (errno::EPROTO, Stage::Transfer, 0));
     }
