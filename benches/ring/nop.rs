@@ -203,13 +203,13 @@ pub fn measure(settings: &mut Settings) {
         out::note(&format!("io_uring was not measured: the kernel refuses it here ({error})"));
     }
     pin(CALLER);
-    let rounds = settings.rounds(15, 5);
+    let rounds = settings.rounds(41, 7);
     batches(settings, rounds);
     lockstepped(settings, rounds);
     reads(settings, rounds);
     producers(settings, rounds);
     for batch in [1, 8, 128] {
-        curve(settings, batch, settings.rounds(5, 3));
+        curve(settings, batch, settings.rounds(9, 3));
     }
 }
 

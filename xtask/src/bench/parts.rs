@@ -1,4 +1,5 @@
-//! The parts: programs that print lines, each of them `bench: ` and a JSON object with one key, which says what it is:
+//! The parts: programs that print lines, each of them `bench: ` and a JSON object whose key says what it is. The simulation
+//! prints `simulation: ` and an object in which the names of results are keys.
 //!
 //! | key | value |
 //! | --- | --- |
@@ -37,6 +38,8 @@ struct Part {
 enum Kind {
     /// A part of `benches/ring`: it takes `--quick` and `--near-wait`.
     Ring,
+    /// The simulation: a test that prints one object, in which results are keys.
+    Simulation,
     /// A criterion program: its estimates are read from where criterion leaves them.
     Criterion,
 }
@@ -44,9 +47,12 @@ enum Kind {
 const RING: &[&str] = &["bench", "--quiet", "--package", "moonring", "--all-features", "--bench", "ring", "--"];
 const MICRO: &[&str] = &["bench", "--quiet", "--package", "moonring", "--all-features", "--bench", "micro", "--"];
 
-const PARTS: [Part; 6] = [
+const SIMULATION: &[&str] = &["test", "--quiet", "--release", "--package", "moonring", "--lib", "--"];
+
+const PARTS: [Part; 7] = [
     Part { name: "memory", cargo: RING, kind: Kind::Ring },
     Part { name: "micro", cargo: MICRO, kind: Kind::Criterion },
+    Part { name: "sim", cargo: SIMULATION, kind: Kind::Simulation },
     Part { name: "nop", cargo: RING, kind: Kind::Ring },
     Part { name: "gate", cargo: RING, kind: Kind::Ring },
     Part { name: "mooncake", cargo: RING, kind: Kind::Ring },
@@ -65,6 +71,9 @@ pub fn run(options: &Options, results: &mut Results) -> Result<bool> {
     let mut build = command::cargo();
     build.args(["bench", "--no-run", "--package", "moonring", "--all-features", "--bench", "ring", "--bench", "micro"]);
     command::run(&mut build)?;
+    let mut build = command::cargo();
+    build.args(["test", "--no-run", "--release", "--package", "moonring", "--lib"]);
+    command::run(&mut build)?;
     let near_wait = if options.quick { NEAR_WAIT_QUICK } else { NEAR_WAIT };
     let mut good = true;
     for part in &PARTS {
@@ -78,6 +87,9 @@ pub fn run(options: &Options, results: &mut Results) -> Result<bool> {
                 let left = (near_wait - results.waited).max(0.0);
                 cargo.args([part.name, "--near-wait", &left.to_string()]);
                 cargo.args(options.quick.then_some("--quick"));
+            }
+            Kind::Simulation => {
+                cargo.args(["simulation::scale::a_thousand_peers_share_one_core", "--exact", "--nocapture"]);
             }
             Kind::Criterion => {
                 let seconds = if options.quick { ["0.1", "0.5"] } else { ["1", "3"] };

@@ -117,11 +117,24 @@ pub struct Results {
 impl Results {
     /// Takes what one part has written to its standard output; other programs' lines may be between.
     pub fn take(&mut self, output: &str) {
-        for line in output.lines().filter_map(|line| line.strip_prefix("bench: ")) {
-            let Ok(Value::Object(said)) = serde_json::from_str(line) else { continue };
-            for (kind, value) in said {
-                self.take_one(&kind, &value);
+        for line in output.lines() {
+            let Some((mark, text)) = line.split_once(": ") else { continue };
+            let Ok(Value::Object(said)) = serde_json::from_str(text) else { continue };
+            for (key, value) in said {
+                match mark {
+                    "bench" => self.take_one(&key, &value),
+                    "simulation" => self.take_simulated(key, &value),
+                    _ => {}
+                }
             }
+        }
+    }
+
+    fn take_simulated(&mut self, key: String, value: &Value) {
+        if let Some(id) = Id::find(&key)
+            && let Some(value) = value.as_f64()
+        {
+            self.lines.push(Line::alone(key, value, id.unit));
         }
     }
 
@@ -211,6 +224,7 @@ bench: {"point":{"plot":"batch","curve":"moonring","state":"near","x":32,"y":30.
 bench: {"histogram":{"curve":"signal","state":"near","bins":[[0.2,60.0],[0.4,40.0]]}}
 bench: {"note":"something"}
 bench: not json
+simulation: {"entries":1000000,"sim_1000_peers_mops":2.5,"sim_1000_peers_worst_share":null}
 "#;
 
     #[test]
@@ -224,6 +238,7 @@ bench: not json
         assert_eq!(line("nop_depth1_vs_io_uring").state, State::Far);
         assert!(IDS.iter().all(|id| results.lines.iter().any(|line| line.id == id.name)));
         assert_eq!(line("te_4k").json()["value"], Value::Null);
+        assert_eq!((line("sim_1000_peers_mops").value, line("sim_1000_peers_worst_share").value), (Some(2.5), None));
         assert_eq!(results.points.len(), 1);
         assert_eq!(results.histograms[0].bins, [(0.2, 60.0), (0.4, 40.0)]);
         assert_eq!(results.notes, ["something"]);
