@@ -10,6 +10,9 @@ use std::sync::atomic::{
 use std::time::Instant;
 
 use rustix::thread::CpuSet;
+use serde_json::json;
+
+use crate::out;
 
 /// Where the producer and the reaper run, and where the poller.
 pub const CALLER: usize = 0;
@@ -127,16 +130,20 @@ fn preemptions() -> i64 {
     }
 }
 
-/// Measures again, a few times, when somebody took a core away meanwhile. For measurements whose threads have a core each.
+/// Measures again, a few times, when somebody took a core away meanwhile, and says whether that helped. For measurements whose
+/// threads have a core each.
 pub fn undisturbed(mut measure: impl FnMut() -> f64) -> f64 {
     let mut value = f64::NAN;
+    let mut disturbed = true;
     for _ in 0..4 {
         let before = preemptions();
         value = measure();
-        if preemptions() == before {
+        disturbed = preemptions() != before;
+        if !disturbed {
             break;
         }
     }
+    out::say("disturbed", json!(disturbed));
     value
 }
 

@@ -14,6 +14,7 @@ pub fn describe(results: &Results) -> Value {
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
     let (near, far): (Vec<_>, Vec<_>) = results.ping_pongs.iter().partition(|nanos| **nanos <= 250.0);
+    let disturbed = results.disturbed.iter().filter(|disturbed| **disturbed).count();
     json!({
         "cpu": cpu,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
@@ -23,6 +24,7 @@ pub fn describe(results: &Results) -> Value {
         "near_ns": median(&near),
         "far_ns": median(&far),
         "near_share": share(near.len(), far.len()),
+        "disturbed_share": share(disturbed, results.disturbed.len() - disturbed),
         "waited_for_near_s": results.waited.round(),
     })
 }

@@ -109,6 +109,8 @@ pub struct Results {
     pub probes: Vec<f64>,
     /// Round trips of a word between the two cores, in nanoseconds.
     pub ping_pongs: Vec<f64>,
+    /// For each measurement whose threads have a core each: whether somebody took one away.
+    pub disturbed: Vec<bool>,
     /// Seconds spent in waiting for NEAR.
     pub waited: f64,
     noise: Option<f64>,
@@ -146,6 +148,7 @@ impl Results {
             "note" => self.notes.extend(value.as_str().map(str::to_owned)),
             "probe" => self.probes.extend(value.as_f64()),
             "ping_pong" => self.ping_pongs.extend(value.as_f64()),
+            "disturbed" => self.disturbed.extend(value.as_bool()),
             "waited" => self.waited += value.as_f64().unwrap_or(0.0),
             "point" => {
                 if let (Some(x), Some(y)) = (value["x"].as_f64(), value["y"].as_f64()) {

@@ -58,19 +58,25 @@ pub fn verdicts(results: &Results) -> String {
 /// How noisy the machine was, in words.
 pub fn noise(results: &Results) -> String {
     let Some(noise) = results.noise() else { return "noise: not measured".into() };
-    let word = match noise {
-        noise if noise < 0.02 => "quiet",
-        noise if noise < 0.1 => "some noise",
-        _ => "noisy: trust no number",
+    let share = |key: &str| results.machine[key].as_f64();
+    let number = |key: &str| share(key).map_or_else(|| "-".to_owned(), short);
+    let percent = |key: &str| share(key).map_or_else(|| "-".to_owned(), |share| short(100.0 * share));
+    let disturbed = share("disturbed_share").unwrap_or(0.0);
+    let word = if noise < 0.02 && disturbed < 0.05 {
+        "quiet"
+    } else if noise < 0.1 && disturbed < 0.3 {
+        "some noise"
+    } else {
+        "noisy: trust no number"
     };
-    let percent = short(100.0 * noise);
-    let number = |key: &str| results.machine[key].as_f64().map_or_else(|| "-".to_owned(), short);
     format!(
-        "noise: {percent} % ({word}), the interquartile range of a fixed loop's times over their median; core to core and \
-         back: near {} ns, far {} ns, near in {} of the looks",
+        "noise: {} % ({word}), the interquartile range of a fixed loop's times over their median; somebody took a core in {} % of \
+         the pinned measurements; core to core and back: near {} ns, far {} ns, near in {} % of the looks",
+        short(100.0 * noise),
+        percent("disturbed_share"),
         number("near_ns"),
         number("far_ns"),
-        number("near_share")
+        percent("near_share")
     )
 }
 
