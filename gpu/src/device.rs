@@ -58,7 +58,6 @@ functions! {
     cuModuleLoadData(*mut RawHandle, *const c_void);
     cuModuleGetFunction(*mut RawHandle, RawHandle, *const c_char);
     cuLaunchKernel(RawHandle, u32, u32, u32, u32, u32, u32, u32, RawHandle, *mut *mut c_void, *mut *mut c_void);
-    cuPointerSetAttribute(*const c_void, i32, u64);
 }
 
 fn driver() -> Result<&'static Driver> {
@@ -152,16 +151,11 @@ impl Device {
         Ok(Kernel { driver: self.driver, function })
     }
 
-    /// Memory of the device. Copies into it that promise to be done when they return are (`SYNC_MEMOPS`): Mooncake
-    /// copies what came by TCP from memory that the driver does not know.
+    /// Memory of the device.
     pub fn memory(&self, len: usize) -> Result<Memory> {
         let mut address = 0;
-        let on = 1u32;
-        // SAFETY: out and in pointers; attribute 6 is an unsigned int.
-        unsafe {
-            ok("cuMemAlloc", (self.driver.cuMemAlloc_v2)(&mut address, len))?;
-            ok("SYNC_MEMOPS", (self.driver.cuPointerSetAttribute)((&raw const on).cast(), 6, address))?;
-        }
+        // SAFETY: an out pointer.
+        ok("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&mut address, len) })?;
         Ok(Memory { driver: self.driver, address })
     }
 
