@@ -53,6 +53,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod timeline;
+#[cfg(test)]
+mod visibility_tests;
 mod word;
 
 pub use context::Context;
