@@ -1,38 +1,37 @@
-//! CUDA fences on entries of a ring, on the fake driver. B1 to B6 are the ways in which programs that wait for CUDA
+//! CUDA fences on entries of a ring. B1 to B6 are the ways in which programs that wait for CUDA
 //! events by hand have gone wrong.
 #![cfg(feature = "cuda")]
 
+#[path = "common/gpu.rs"]
+mod gpu;
+
 use std::collections::{HashMap, HashSet};
-use std::ffi::c_void;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, ptr, thread};
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
-use fake_cuda::{Call, Driver, Exclusive, thread_id};
+use fake_cuda::{Call, Driver, thread_id};
+use gpu::{Gpu, LIMIT, Pinned, a_stream, copy, set_current};
 use moonring::code::errno;
-use moonring::cuda::{self, Context, CudaError, RawHandle, Stream};
+use moonring::cuda::{Context, CudaError, RawHandle, Stream};
 use moonring::{Cqe, Engine, Fence, Region, Registered, Ring, Segment, Stage, fence, opcode};
 
-const LIMIT: Duration = Duration::from_secs(20);
 const PAGE: usize = 4096;
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
-/// A ring over loopback, its own pages (old) and a peer's (new), and the fake driver for this test alone.
+/// A ring over loopback, its own pages (old) and a peer's (new), and the driver for this test alone.
 struct Setup {
     ring: Ring,
     ours: Registered,
     theirs: Registered,
     peer: Segment,
-    fake: &'static Driver,
-    _alone: Exclusive,
+    gpu: Gpu,
 }
 
 fn setup() -> Setup {
-    let fake = fake_cuda::load().unwrap();
-    let alone = fake.exclusive();
-    cuda::available().unwrap();
+    let gpu = gpu::gpu();
     let (engine, other) = (Engine::loopback(), Engine::loopback());
     let ours = engine.register(Region::alloc(256 * PAGE).unwrap()).unwrap();
     let theirs = other.register(Region::alloc(256 * PAGE).unwrap()).unwrap();
@@ -40,8 +39,8 @@ fn setup() -> Setup {
     theirs.write_at(0, &[NEW; 256 * PAGE]).unwrap();
     let peer = engine.open_segment(other.name(), LIMIT).unwrap();
     let ring = Ring::builder().build(256, &engine).unwrap();
-    fake.take_log();
-    Setup { ring, ours, theirs, peer, fake, _alone: alone }
+    gpu.take_log();
+    Setup { ring, ours, theirs, peer, gpu }
 }
 
 impl Setup {
@@ -89,13 +88,14 @@ impl Setup {
         }
     }
 
-    /// Lets the poller ask the driver this often.
+    /// Lets the poller ask the driver this often; on a real one, for a time.
     fn asked(&self, times: usize) {
+        let Some(fake) = self.gpu.fake else { return thread::sleep(Duration::from_millis(5)) };
         let end = Instant::now() + LIMIT;
         let mut seen = 0;
         while seen < times {
             assert!(Instant::now() < end, "the poller asked {seen} times");
-            seen += self.fake.take_log().iter().filter(|call| call.name == "cuEventQuery").count();
+            seen += fake.take_log().iter().filter(|call| call.name == "cuEventQuery").count();
             thread::yield_now();
         }
     }
@@ -103,11 +103,6 @@ impl Setup {
 
 fn gate_failure(cqe: &Cqe) -> (i32, Stage, i32) {
     (cqe.res(), cqe.stage(), cqe.detail())
-}
-
-fn set_current(context: RawHandle) {
-    // SAFETY: a live context or none.
-    unsafe { sys::cuCtxSetCurrent(context.cast()) }.result().unwrap();
 }
 
 fn create_event(context: &Context) -> RawHandle {
@@ -139,49 +134,21 @@ fn end_capture(stream: &Stream) -> bool {
     }
 }
 
-fn a_stream() -> Stream {
-    Stream::new(&Context::primary(0).unwrap()).unwrap()
-}
-
 // What the fence is for
 
 /// Copies a page on a stream, as a cache manager does before it lets a page be overwritten.
 fn copy_on_write(s: &Setup, stream: &Stream, from: usize, to: usize) {
-    let at = |page: usize| s.ours.address() + (page * PAGE) as u64;
-    set_current(stream.context().as_raw());
-    // SAFETY: registered pages that outlive the copy; racing with it is what the tests are about.
-    unsafe { sys::cuMemcpyAsync(at(to), at(from), PAGE, stream.as_raw().cast()) }.result().unwrap();
+    copy(stream, &s.ours, from * PAGE, to * PAGE, PAGE);
     set_current(ptr::null_mut());
-}
-
-/// Tells the driver about the region, so that copies are not staged.
-struct Pinned(*mut c_void, Context);
-
-impl Pinned {
-    fn new(s: &Setup, context: &Context) -> Pinned {
-        let pointer = s.ours.address() as *mut c_void;
-        set_current(context.as_raw());
-        // SAFETY: the region outlives this.
-        unsafe { sys::cuMemHostRegister_v2(pointer, 256 * PAGE, 0) }.result().unwrap();
-        Pinned(pointer, context.clone())
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        set_current(self.1.as_raw());
-        // SAFETY: registered in `new`.
-        unsafe { sys::cuMemHostUnregister(self.0) }.result().unwrap();
-    }
 }
 
 #[test]
 fn a_load_behind_a_copy_never_wins_with_the_fence_and_does_without() {
     let mut s = setup();
     let stream = a_stream();
-    let _pinned = Pinned::new(&s, stream.context());
+    let _pinned = Pinned::new(&s.ours, stream.context());
     for (page, fenced) in (0..100).map(|page| (page, page % 2 == 0)) {
-        let held = s.fake.hold(stream.as_raw());
+        let held = s.gpu.hold(&stream);
         copy_on_write(&s, &stream, page, 100 + page);
         let fence = stream.fence().unwrap();
         let fences = [&fence];
@@ -206,7 +173,7 @@ fn a_load_behind_a_copy_never_wins_with_the_fence_and_does_without() {
 fn one_fence_for_many_entries_and_many_fences_for_one() {
     let mut s = setup();
     let (one, two) = (a_stream(), a_stream());
-    let (held_one, held_two) = (s.fake.hold(one.as_raw()), s.fake.hold(two.as_raw()));
+    let (held_one, held_two) = (s.gpu.hold(&one), s.gpu.hold(&two));
     let (first, second) = (one.fence().unwrap(), two.fence().unwrap());
     let pages: Vec<usize> = (0..50).collect();
     for &page in &pages {
@@ -230,8 +197,8 @@ fn b1_an_event_recorded_again_while_an_entry_waits() {
     let mut s = setup();
     let stream = a_stream();
     // A fence of a stream has its event for itself: later fences do not postpone it.
-    let (held, fence) = (s.fake.hold(stream.as_raw()), stream.fence().unwrap());
-    let held_later = s.fake.hold(stream.as_raw());
+    let (held, fence) = (s.gpu.hold(&stream), stream.fence().unwrap());
+    let held_later = s.gpu.hold(&stream);
     let later = stream.fence().unwrap();
     s.load(0, &[&fence]);
     s.load(1, &[&later]);
@@ -243,12 +210,12 @@ fn b1_an_event_recorded_again_while_an_entry_waits() {
     s.loaded(&[1]);
     // An adopted event that its owner records again, against the rule: late, never early.
     let event = create_event(stream.context());
-    let held = s.fake.hold(stream.as_raw());
+    let held = s.gpu.hold(&stream);
     record(event, &stream);
     // SAFETY: the event outlives the fence. Recording it again is what its contract asks not to do, for this test.
     let fence = unsafe { Fence::from_cuda_event(event, stream.context(), ()) };
     s.load(2, &[&fence]);
-    let held_later = s.fake.hold(stream.as_raw());
+    let held_later = s.gpu.hold(&stream);
     record(event, &stream);
     held.release();
     s.nothing_happens(&[2]);
@@ -262,7 +229,8 @@ fn b2_an_event_that_was_never_recorded_is_no_fence() {
     let stream = a_stream();
     // There is no fence before the record, and none if it fails.
     for code in [400, 719] {
-        s.fake.fail_call("cuEventRecord", 1, code);
+        let Some(fake) = s.gpu.controls("b2: a record that fails") else { break };
+        fake.fail_call("cuEventRecord", 1, code);
         let error = stream.fence().unwrap_err();
         assert!(matches!(error, CudaError::Call { function: "cuEventRecord", .. }), "{error}");
     }
@@ -271,10 +239,10 @@ fn b2_an_event_that_was_never_recorded_is_no_fence() {
     s.load(0, &[&first]);
     s.loaded(&[0]);
     drop(first);
-    let events = s.fake.live().events;
-    let held = s.fake.hold(stream.as_raw());
+    let events = s.gpu.fake.map(|fake| fake.live().events);
+    let held = s.gpu.hold(&stream);
     let second = stream.fence().unwrap();
-    assert_eq!(s.fake.live().events, events, "the same event");
+    assert_eq!(s.gpu.fake.map(|fake| fake.live().events), events, "the same event");
     s.load(1, &[&second]);
     s.nothing_happens(&[1]);
     held.release();
@@ -284,12 +252,12 @@ fn b2_an_event_that_was_never_recorded_is_no_fence() {
 #[test]
 fn b3_dropping_everything_while_an_entry_waits() {
     let mut s = setup();
-    let before = s.fake.live();
+    let before = s.gpu.controls("b3: what is left over").map(Driver::live);
     let context = Context::primary(0).unwrap();
     let mut events = None;
     for round in 0..300 {
         let stream = Stream::new(&context).unwrap();
-        let held = s.fake.hold(stream.as_raw());
+        let held = s.gpu.hold(&stream);
         let fence = stream.fence().unwrap();
         let page = round % 200;
         s.load(page, &[&fence]);
@@ -298,20 +266,20 @@ fn b3_dropping_everything_while_an_entry_waits() {
         held.release();
         s.loaded(&[page]);
         // The poller lets go of the fence just after the completion.
-        let now = s.fake.live().events;
+        let now = s.gpu.fake.map_or(0, |fake| fake.live().events);
         assert!(now <= *events.get_or_insert(now) + 2, "{now} events after {round} rounds");
     }
     // The context too, and the poller is its last user.
     let stream = Stream::new(&context).unwrap();
-    let held = s.fake.hold(stream.as_raw());
+    let held = s.gpu.hold(&stream);
     s.load(200, &[&stream.fence().unwrap()]);
     drop((stream, context));
     s.nothing_happens(&[200]);
     held.release();
     s.loaded(&[200]);
     let end = Instant::now() + LIMIT;
-    while s.fake.live() != before {
-        assert!(Instant::now() < end, "{:?} became {:?}", before, s.fake.live());
+    while s.gpu.fake.map(Driver::live) != before {
+        assert!(Instant::now() < end, "{before:?} became {:?}", s.gpu.fake.map(Driver::live));
         thread::yield_now();
     }
 }
@@ -321,7 +289,7 @@ fn b4_polling_beside_graph_captures() {
     let mut s = setup();
     let stream = a_stream();
     let captured = a_stream();
-    let held = s.fake.hold(stream.as_raw());
+    let held = s.gpu.hold(&stream);
     let fences: Vec<_> = (0..100).map(|_| stream.fence().unwrap()).collect();
     for (page, fence) in fences.iter().enumerate() {
         s.load(page, &[fence]);
@@ -334,8 +302,8 @@ fn b4_polling_beside_graph_captures() {
         }
         let error = captured.fence().unwrap_err();
         assert!(matches!(error, CudaError::Capturing { status: 1, .. }), "{error}");
-        if round == 25 {
-            s.fake.delay(stream.as_raw(), Duration::from_millis(1));
+        if let Some(fake) = s.gpu.fake.filter(|_| round == 25) {
+            fake.delay(stream.as_raw(), Duration::from_millis(1));
         }
         assert!(end_capture(&captured), "capture {round} was spoiled");
     }
@@ -351,18 +319,22 @@ fn b4_polling_beside_graph_captures() {
     // SAFETY: the event outlives the fence. Its contract forbids a captured event, for this test.
     let fence = unsafe { Fence::from_cuda_event(event, captured.context(), ()) };
     s.load(100, &[&fence]);
-    assert_eq!(gate_failure(&s.reap(1)[&100]), (-errno::EIO, Stage::Gate, 907));
+    let (res, stage, code) = gate_failure(&s.reap(1)[&100]);
+    // Not known for certain of a real driver, once the capture has ended.
+    println!("FACT: an event of a capture that has ended answers {code}");
+    assert_eq!((res, stage, [1, 907].contains(&code)), (-errno::EIO, Stage::Gate, true));
     assert_eq!(s.page(100), OLD);
 }
 
 #[test]
 fn b5_an_error_is_an_end_and_not_a_not_yet() {
     let mut s = setup();
+    let Some(fake) = s.gpu.controls("b5: events that fail, and faults") else { return };
     let (sick, well) = (a_stream(), Stream::new(&Context::primary(1).unwrap()).unwrap());
-    let (held_sick, held_well) = (s.fake.hold(sick.as_raw()), s.fake.hold(well.as_raw()));
-    s.fake.take_log();
+    let (held_sick, held_well) = (s.gpu.hold(&sick), s.gpu.hold(&well));
+    fake.take_log();
     let a = sick.fence().unwrap();
-    let record = s.fake.take_log().into_iter().find(|call| call.name == "cuEventRecord").unwrap();
+    let record = fake.take_log().into_iter().find(|call| call.name == "cuEventRecord").unwrap();
     let b = well.fence().unwrap();
     for page in 0..3 {
         s.load(page, &[&a]);
@@ -371,7 +343,7 @@ fn b5_an_error_is_an_end_and_not_a_not_yet() {
     s.load(4, &[&b]);
     s.load(5, &[]);
     s.loaded(&[5]);
-    s.fake.fail_event(record.args[0] as RawHandle, 700);
+    fake.fail_event(record.args[0] as RawHandle, 700);
     let cqes = s.reap(4);
     for page in 0..4 {
         assert_eq!(gate_failure(&cqes[&(page as u64)]), (-errno::EIO, Stage::Gate, 700));
@@ -382,35 +354,99 @@ fn b5_an_error_is_an_end_and_not_a_not_yet() {
     s.loaded(&[4]);
     held_sick.release();
     // A fault: everything that waits ends, and so does the ring.
-    let held = s.fake.hold(sick.as_raw());
+    let held = s.gpu.hold(&sick);
     let fence = sick.fence().unwrap();
     s.load(6, &[&fence]);
     s.nothing_happens(&[6]);
-    s.fake.fault(719);
+    fake.fault(719);
     assert_eq!(gate_failure(&s.reap(1)[&6]), (-errno::EIO, Stage::Gate, 719));
     s.load(7, &[]);
     s.loaded(&[7]);
     drop(s.ring);
-    s.fake.fault(0);
+    fake.fault(0);
     held.release();
 }
 
+/// A context that is not its device's primary one, with a stream that somebody else made; nothing is current afterwards.
+fn foreign() -> (RawHandle, RawHandle) {
+    let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: out pointers; no parameters.
+    unsafe {
+        sys::cuCtxCreate_v4(&mut context, ptr::null_mut(), 0, 0).result().unwrap();
+        sys::cuStreamCreate(&mut stream, 0).result().unwrap();
+    }
+    set_current(ptr::null_mut());
+    (context.cast(), stream.cast())
+}
+
 #[test]
-fn b6_contexts_of_two_devices_and_no_other() {
+fn b6_contexts_of_two_devices_and_of_others_and_none_but_those() {
     let mut s = setup();
-    let streams = [a_stream(), Stream::new(&Context::primary(1).unwrap()).unwrap()];
-    let with_ours = s.fake.live();
-    let held = streams.each_ref().map(|stream| s.fake.hold(stream.as_raw()));
-    let fences = streams.each_ref().map(|stream| stream.fence().unwrap());
-    s.load(0, &[&fences[0]]);
-    s.load(1, &[&fences[1]]);
+    let (context, stream) = foreign();
+    let mut streams = vec![a_stream()];
+    // SAFETY: destroyed at the end, after everything that is made of them.
+    streams.push(unsafe { Stream::adopt(stream) }.unwrap());
+    assert_eq!(streams[1].context().as_raw(), context);
+    match Context::primary(1) {
+        Ok(second) => streams.push(Stream::new(&second).unwrap()),
+        Err(error) => println!("NOT CHECKED: b6: a second device: {error}"),
+    }
+    let with_ours = s.gpu.controls("b6: which contexts there are").map(Driver::live);
+    let held: Vec<_> = streams.iter().map(|stream| s.gpu.hold(stream)).collect();
+    let fences: Vec<_> = streams.iter().map(|stream| stream.fence().unwrap()).collect();
+    let timelines: Vec<_> = streams.iter().map(|stream| stream.timeline().unwrap()).collect();
+    let pages: Vec<usize> = (0..streams.len()).collect();
+    for page in &pages {
+        let value = timelines[*page].signal().unwrap();
+        s.load(*page, &[&fences[*page], &timelines[*page].at(value).unwrap()]);
+    }
     s.asked(20);
+    s.nothing_happens(&pages);
     for held in held.into_iter().rev() {
         held.release();
     }
-    s.loaded(&[0, 1]);
-    let now = s.fake.live();
-    assert_eq!((now.contexts, now.retained), (with_ours.contexts, with_ours.retained));
+    s.loaded(&pages);
+    if let (Some(now), Some(with_ours)) = (s.gpu.fake.map(Driver::live), with_ours) {
+        assert_eq!((now.contexts, now.retained), (with_ours.contexts, with_ours.retained));
+    }
+    drop((fences, timelines, streams, s.ring));
+    // SAFETY: a context of this test, and nothing of it is used any more.
+    unsafe { sys::cuCtxDestroy_v2(context.cast()) }.result().unwrap();
+}
+
+#[test]
+fn b6_default_streams_join_what_they_join() {
+    let mut s = setup();
+    let context = Context::primary(0).unwrap();
+    set_current(context.as_raw());
+    let mut blocking = ptr::null_mut();
+    // SAFETY: an out pointer.
+    unsafe { sys::cuStreamCreate(&mut blocking, 0) }.result().unwrap();
+    // SAFETY: of the context above, which outlives them.
+    let [legacy, mine, blocking] =
+        [ptr::null_mut(), 2 as RawHandle, blocking.cast()].map(|raw| unsafe { Stream::adopt(raw) }.unwrap());
+    let free = a_stream();
+    set_current(ptr::null_mut());
+    let held = s.gpu.hold(&blocking);
+    let fences = [&legacy, &free].map(|stream| stream.fence().unwrap());
+    let timeline = legacy.timeline().unwrap();
+    let value = timeline.signal().unwrap();
+    // Behind the legacy stream, which waits.
+    let behind = mine.fence().unwrap();
+    s.load(0, &[&fences[0]]);
+    s.load(1, &[&fences[1]]);
+    s.load(2, &[&timeline.at(value).unwrap()]);
+    s.load(3, &[&behind]);
+    s.loaded(&[1]);
+    s.nothing_happens(&[0, 2, 3]);
+    held.release();
+    s.loaded(&[0, 2, 3]);
+    let raw = blocking.as_raw();
+    drop(blocking);
+    set_current(context.as_raw());
+    // SAFETY: a stream of this test.
+    unsafe { sys::cuStreamDestroy_v2(raw.cast()) }.result().unwrap();
+    set_current(ptr::null_mut());
 }
 
 #[test]
@@ -430,6 +466,9 @@ fn b6_without_cuda_no_driver_is_loaded() {
     ring.submit_and_wait(1).unwrap();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("cuda.so"), "{maps}");
+    if gpu::is_real() {
+        return;
+    }
     fake_cuda::load().unwrap();
     assert!(std::fs::read_to_string("/proc/self/maps").unwrap().contains("cuda.so"), "so it would have been seen");
 }
@@ -444,14 +483,15 @@ fn of_thread(log: &[Call], mine: bool) -> Vec<&Call> {
 #[test]
 fn the_log_of_calls_keeps_the_promises() {
     let mut s = setup();
+    let Some(fake) = s.gpu.controls("the log of calls") else { return };
     let streams = [a_stream(), a_stream()];
-    s.fake.take_log();
+    fake.take_log();
     let started = Instant::now();
     let mut expected = HashMap::<u64, Vec<u64>>::new(); // events of each stream, in order
     let mut fences = Vec::new(); // kept, so that each has an event of its own
     for round in 0..20 {
         for stream in &streams {
-            s.fake.delay(stream.as_raw(), Duration::from_millis(1));
+            fake.delay(stream.as_raw(), Duration::from_millis(1));
             let fence = stream.fence().unwrap();
             s.load(2 * round, &[&fence]);
             s.load(2 * round + 1, &[&fence]);
@@ -461,7 +501,7 @@ fn the_log_of_calls_keeps_the_promises() {
     s.ring.wait_timeout(80, LIMIT).unwrap();
     assert_eq!(s.ring.completion().count(), 80);
     let elapsed = started.elapsed();
-    let log = s.fake.take_log();
+    let log = fake.take_log();
     assert!(log.iter().all(|call| !call.name.contains("Synchronize")), "nobody synchronises");
     for call in of_thread(&log, true) {
         let allowed = ["cuEventRecord", "cuEventCreate", "cuStreamIsCapturing"];

@@ -284,6 +284,55 @@ fn threads_signal_in_the_order_of_the_stream() {
     assert_eq!(timeline.value(), first + 200);
 }
 
+/// Everything that allocates, frees, queues and asks, while another thread captures.
+#[test]
+fn nothing_here_spoils_another_threads_capture() {
+    let gpu = gpu();
+    for ordering in [100, 0] {
+        if let Some(fake) = gpu.controls("a device that is flushed beside captures") {
+            fake.set(Knob::Attribute(ORDERING, ordering));
+            // What is not known to be allowed is not allowed.
+            fake.set_unsafe("cuFlushGPUDirectRDMAWrites", true);
+        }
+        let mut s = Setup::loopback(64);
+        let (captured, stream) = (a_stream(), a_stream());
+        let (go, begun) = std::sync::mpsc::channel::<()>();
+        let (ready, wait) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let capturing = scope.spawn(move || {
+                begin_capture(&captured);
+                ready.send(()).unwrap();
+                let _ = begun.recv();
+                drop(end_capture(&captured)); // which is whole
+            });
+            wait.recv().unwrap();
+            let context = stream.context().clone();
+            // More than a page of words.
+            let many: Vec<_> = (0..40).map(|_| stream.timeline().unwrap()).collect();
+            let held = gpu.hold(&stream);
+            let value = many[0].signal().unwrap();
+            submit(&mut s, wait_for(&many[0].at(value).unwrap(), 1));
+            submit(&mut s, wait_for(&stream.fence().unwrap(), 2));
+            // Until the poller asks the driver about the word as well.
+            thread::sleep(Duration::from_millis(if gpu.fake.is_some() { 900 } else { 100 }));
+            held.release();
+            reap(&mut s, 2);
+            let loads = context.progress(4).unwrap();
+            let value = s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
+            let loaded = loads.hold(&stream, value, LONG).unwrap();
+            s.ring.submit().unwrap();
+            reap(&mut s, 1);
+            while loaded.status() == PENDING {
+                thread::yield_now();
+            }
+            assert_eq!(loaded.status(), SIGNALLED);
+            drop((many, loads));
+            go.send(()).unwrap();
+            capturing.join().expect("the capture was spoiled");
+        });
+    }
+}
+
 // Entries move it
 
 /// A load, and a stream that copies what it has loaded to where nobody has written.

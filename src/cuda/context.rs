@@ -247,16 +247,14 @@ struct Rest {
 
 impl Rest {
     fn end(mut self) {
+        // Freeing would spoil another thread's capture.
+        let _relaxed = Relaxed::enter(self.driver);
         if let Ok(_current) = Current::enter(self.driver, self.raw) {
             if let Some(idle) = self.idle {
                 // SAFETY: made by `idle_stream`, and nobody else knew it.
                 unsafe { (self.driver.stream_destroy)(idle.0) };
             }
-            if !self.words.is_empty()
-                && let Ok(_relaxed) = Relaxed::enter(self.driver)
-            {
-                self.words.free(self.driver);
-            }
+            self.words.free(self.driver);
             for event in self.events {
                 // SAFETY: nobody else has the event: it was in the pool. A driver that is going down refuses, and then
                 // has taken the event with it.

@@ -42,10 +42,6 @@ impl Words {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.slabs.is_empty()
-    }
-
     fn take(&mut self, context: &ContextInner) -> Result<Place, CudaError> {
         let written = |(place, last): &(Place, u64)| read(place) == *last;
         if let Some(at) = self.awaited.iter().position(written) {

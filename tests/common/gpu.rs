@@ -25,10 +25,15 @@ pub struct Gpu {
     _alone: (Option<Exclusive>, Option<MutexGuard<'static, ()>>),
 }
 
+/// Whether another driver than the fake is tested.
+pub fn is_real() -> bool {
+    env::var_os("MOONRING_LIBCUDA").is_some()
+}
+
 /// Takes the driver for a test.
 pub fn gpu() -> Gpu {
     static ALONE: Mutex<()> = Mutex::new(());
-    let gpu = if env::var_os("MOONRING_LIBCUDA").is_some() {
+    let gpu = if is_real() {
         Gpu { fake: None, _alone: (None, Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))) }
     } else {
         let fake = fake_cuda::load().expect("the fake driver loads");
