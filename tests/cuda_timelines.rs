@@ -296,9 +296,10 @@ fn nothing_here_spoils_another_threads_capture() {
         }
         let mut s = Setup::loopback(64);
         let (captured, stream) = (a_stream(), a_stream());
-        let (go, begun) = std::sync::mpsc::channel::<()>();
-        let (ready, wait) = std::sync::mpsc::channel::<()>();
         thread::scope(|scope| {
+            // In here: if this fails, the other thread's end comes with it.
+            let (go, begun) = std::sync::mpsc::channel::<()>();
+            let (ready, wait) = std::sync::mpsc::channel::<()>();
             let capturing = scope.spawn(move || {
                 begin_capture(&captured);
                 ready.send(()).unwrap();
