@@ -286,14 +286,29 @@ impl Engine {
     /// already, this call joins it.
     pub fn reopen_segment(&self, name: &str, limit: Duration) -> Result<Segment, OpenError> {
         self.check_home(|| format!("opening segment {name:?}"))?;
-        {
-            let mut segments = lock(&self.inner.segments);
-            *segments.reopened.entry(name.to_owned()).or_default() += 1;
-            if let Some(old) = segments.by_name.remove(name) {
-                old.inner.stale.store(true, Release);
-            }
-        }
+        self.forget_segment(name);
         self.look_up(name, true, limit)
+    }
+
+    /// Makes the handles of a name stale.
+    fn forget_segment(&self, name: &str) {
+        let mut segments = lock(&self.inner.segments);
+        *segments.reopened.entry(name.to_owned()).or_default() += 1;
+        if let Some(old) = segments.by_name.remove(name) {
+            old.inner.stale.store(true, Release);
+        }
+    }
+
+    /// Looks a peer up on the caller's thread.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn open_here(&self, name: &str, fresh: bool) -> Segment {
+        if fresh {
+            self.forget_segment(name);
+        }
+        let (reopens, opening) = (lock(&self.inner.segments).reopens(name), Arc::<Opening>::default());
+        let (name, opened) = (name.to_owned(), Arc::clone(&opening));
+        Helper { engine: self.clone(), name, fresh, reopens, opening }.run();
+        opened.wait(Duration::ZERO).expect("it has run").expect("the transport finds it")
     }
 
     fn look_up(&self, name: &str, fresh: bool, limit: Duration) -> Result<Segment, OpenError> {

@@ -264,6 +264,8 @@ pub mod opcode;
 mod poller;
 mod region;
 mod ring;
+#[cfg(all(test, not(loom)))]
+mod simulation;
 mod spsc;
 mod sqe;
 pub mod store;

@@ -204,6 +204,13 @@ impl<T: Leftover> Consumer<T> {
         (self.shared.tail.load(Ordering::Acquire) - self.head) as usize
     }
 
+    /// The entry at a position, if it is published and was not read.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn published_at(&self, position: u64) -> Option<T> {
+        let there = (self.head..self.shared.tail.load(Ordering::Acquire)).contains(&position);
+        there.then(|| read_place(self.shared.place(position)))
+    }
+
     /// The position of the next entry to read.
     #[inline]
     pub(crate) fn position(&self) -> u64 {

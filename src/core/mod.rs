@@ -287,8 +287,20 @@ impl Core {
         !self.controls.queue.is_empty()
             || self.inbox.has_fired()
             || self.rings.iter().flatten().any(RingState::has_input)
-            || self.drivers.iter().any(|driver| driver.driver.has_input())
-            || self.has_issuable()
+            || (!self.dead && self.drivers_have_input())
+    }
+
+    /// Not for a dead core, which calls no driver again: it would never sleep.
+    fn drivers_have_input(&self) -> bool {
+        self.drivers.iter().any(|driver| driver.driver.has_input()) || self.has_issuable()
+    }
+
+    /// Engines that threads of their own are ending for closing rings.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn ending_engines(&self) -> impl Iterator<Item = u64> {
+        let rings = self.rings.iter().flatten();
+        let ending = rings.filter(|ring| ring.ending().is_some_and(|ending| ending.outcome().is_none()));
+        ending.map(|ring| ring.engine().id())
     }
 
     /// True once no ring is left, and none can come: the poller may end.

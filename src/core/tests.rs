@@ -121,6 +121,21 @@ fn a_dead_core_comes_to_rest() {
     setup.close();
 }
 
+/// What was ready for another peer when the driver panicked is not input, or the poller would never sleep again.
+#[test]
+fn a_dead_core_with_ready_entries_comes_to_rest() {
+    let mut setup = Setup::new(4, Sim::new(1).panic_at(1));
+    let other = setup.ring.engine().open_segment("sim/1", Duration::from_secs(10)).unwrap();
+    let entries = [setup.read(), opcode::Read::new(setup.region.slice(0..8).unwrap(), other.at(0)).build()];
+    for entry in entries {
+        setup.push(entry);
+    }
+    setup.die(1);
+    assert_eq!(setup.reap().len(), 2);
+    assert!(!setup.core.has_input());
+    setup.close();
+}
+
 /// What a core keeps when rings come and go.
 mod places {
     use std::time::Duration;

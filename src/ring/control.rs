@@ -21,8 +21,14 @@ pub(crate) struct Reply<T> {
 }
 
 impl<T> Reply<T> {
-    fn new() -> Arc<Reply<T>> {
+    pub(super) fn new() -> Arc<Reply<T>> {
         Arc::new(Reply { answer: Mutex::new(None), given: Condvar::new() })
+    }
+
+    /// The answer, if it was given.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn taken(&self) -> Option<T> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn give(&self, answer: T) {

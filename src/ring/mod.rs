@@ -11,6 +11,8 @@ mod push;
 mod reap;
 pub(crate) mod share;
 pub(crate) mod shared;
+#[cfg(all(test, not(loom)))]
+mod simulated;
 pub(crate) mod stats;
 
 use std::io;
@@ -129,10 +131,14 @@ impl Builder {
         }
     }
 
-    /// The ring alone: a test gives turns to a core with its controls.
+    /// The ring alone: a test gives turns to a core with its controls. Attached, it is on the other's core.
     #[cfg(test)]
     pub(crate) fn without_poller(&self, entries: u32, engine: &Engine) -> Ring {
-        self.on(Arc::new(Poller::without_thread(slots_of(entries))), entries, engine)
+        let poller = match &self.attach {
+            None => Arc::new(Poller::without_thread(slots_of(entries))),
+            Some(other) => joined(other, entries).expect("the other ring lives"),
+        };
+        self.on(poller, entries, engine)
     }
 }
 

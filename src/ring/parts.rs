@@ -166,6 +166,12 @@ impl PartLists {
         self.most
     }
 
+    /// Lists that were made and that an entry has.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn in_use(&self) -> usize {
+        self.made.load(Ordering::Relaxed) - self.free.len()
+    }
+
     /// A list with these parts; see [`PartList::fill`].
     pub(super) fn fill(&self, parts: &Parts) -> Result<Box<PartList>, NoList> {
         let mut list = self.free.pop().or_else(|| self.make()).ok_or(NoList::InUse)?;

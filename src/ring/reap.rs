@@ -66,6 +66,16 @@ impl Reaper {
         Reaper { shared, cq, threads_here }
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn ready(&self) -> usize {
+        self.cq.ready()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn published_at(&self, position: u64) -> Option<Cqe> {
+        self.cq.published_at(position)
+    }
+
     #[inline]
     pub(super) fn queue(&mut self) -> CompletionQueue<'_> {
         CompletionQueue { reaper: self }

@@ -246,6 +246,12 @@ impl Sides {
         self.blocks.len()
     }
 
+    /// Blocks that nobody has.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn unused(&self) -> usize {
+        self.free.len()
+    }
+
     /// Takes a block for these, at most [`MAX_FENCES`] fences; `None` if all blocks are in use.
     pub(crate) fn fill<'a>(&self, limits: [u32; 2], fences: impl Iterator<Item = &'a Arc<FenceInner>>) -> Option<u32> {
         let index = self.free.pop()?;

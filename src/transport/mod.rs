@@ -143,7 +143,8 @@ pub struct Caps {
     pub threads_here: bool,
     /// Most operations in one `submit`.
     pub max_batch: u32,
-    /// Most operations in flight towards one peer.
+    /// Most operations in flight towards one peer. Those that a closed ring has left behind, because they could not be
+    /// stopped, do not count.
     pub max_in_flight_per_peer: u32,
     /// Most bytes that neighbours are merged into one operation for; 0 if that gains nothing. See
     /// [`Segment::slice`](crate::Segment::slice).

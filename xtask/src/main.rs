@@ -15,6 +15,7 @@ mod loom;
 mod pins;
 mod planted;
 mod setup;
+mod sim;
 mod system;
 mod test;
 mod wheel;
@@ -57,6 +58,18 @@ enum Task {
     Bench(bench::Options),
     /// Build target/gpu/bundle.tar.gz, which checks and measures moonring on any machine with a GPU, and run it here
     Gpu,
+    /// Simulate the core on random programs with faults, in virtual time; prints JSON
+    Sim {
+        /// How many seeds
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        seeds: u64,
+        /// The first seed; any without
+        #[arg(long)]
+        seed: Option<u64>,
+        /// 1,000 peers and 1,000,000 entries through one core instead
+        #[arg(long, conflicts_with_all = ["seeds", "seed"])]
+        scale: bool,
+    },
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
         /// A part of a patch's name; all patches without
@@ -72,6 +85,8 @@ fn main() -> ExitCode {
         Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
         Task::Bench(options) => bench::bench(&options),
         Task::Gpu => gpu::gpu(),
+        Task::Sim { scale: true, .. } => sim::scale(),
+        Task::Sim { seeds, seed, .. } => sim::sim(seeds, seed),
         Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {

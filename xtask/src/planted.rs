@@ -1,8 +1,8 @@
 //! `cargo xtask planted`: bugs planted one at a time in a copy of the tree, and which check catches them.
 //!
 //! Each file in `tests/planted` is a patch that breaks one rule. Its first line names the check that must fail:
-//! `check: loom <part of a model's name>` or `check: test <arguments of cargo test>`; what follows until the diff says
-//! what the bug is.
+//! `check: loom <part of a model's name>`, `check: sim <seeds>` or `check: test <arguments of cargo test>`; what follows
+//! until the diff says what the bug is.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -53,6 +53,8 @@ pub fn planted(name: Option<&str>) -> Result<ExitCode> {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Check {
     Loom(String),
+    /// So many seeds of the simulation, from a fixed one on.
+    Sim(u64),
     Test(Vec<String>),
 }
 
@@ -61,6 +63,7 @@ impl Check {
         let mut words = line.strip_prefix("check: ")?.split_whitespace().map(str::to_owned);
         match words.next()?.as_str() {
             "loom" => Some(Check::Loom(words.next()?)),
+            "sim" => Some(Check::Sim(words.next()?.parse().ok()?)),
             "test" => Some(Check::Test(words.collect())),
             _ => None,
         }
@@ -70,13 +73,14 @@ impl Check {
     fn whole(&self) -> Check {
         match self {
             Check::Loom(_) => Check::Loom("models::".to_owned()),
-            Check::Test(args) => Check::Test(args.clone()),
+            Check::Sim(_) | Check::Test(_) => self.clone(),
         }
     }
 
     fn shown(&self) -> String {
         match self {
             Check::Loom(model) => format!("loom {model}"),
+            Check::Sim(seeds) => format!("sim {seeds}"),
             Check::Test(args) => format!("test {}", args.join(" ")),
         }
     }
@@ -85,6 +89,12 @@ impl Check {
     fn cargo(&self) -> (Command, Vec<String>) {
         match self {
             Check::Loom(model) => (loom::cargo(), vec![model.clone()]),
+            Check::Sim(seeds) => {
+                let mut cargo = command::cargo();
+                cargo.args(["test", "--package", "moonring", "--no-default-features", "--lib"]);
+                cargo.env("MOONRING_SEEDS", seeds.to_string()).env("MOONRING_SEED", "1");
+                (cargo, vec!["simulation::every_promise_is_kept".to_owned(), "--exact".to_owned()])
+            }
             Check::Test(args) => {
                 let split = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
                 let mut cargo = command::cargo();
@@ -215,9 +225,12 @@ impl Copy {
             );
             return Ok(Outcome::Passed);
         }
-        let how = said
-            .lines()
-            .find(|line| line.contains("deadlock") || line.contains("assertion") || line.contains("iolation"));
+        let how = said.lines().find(|line| {
+            line.contains("deadlock")
+                || line.contains("assertion")
+                || line.contains("iolation")
+                || line.contains("VIOLATION")
+        });
         let how = how.or_else(|| said.lines().find(|line| line.contains("panicked at")));
         let how = how.map_or_else(|| output.status.to_string(), |line| line.trim().chars().take(100).collect());
         Ok(Outcome::Failed(if output.status.code() == Some(124) { "it hung".to_owned() } else { how }))
@@ -260,7 +273,8 @@ mod tests {
         assert_eq!(Check::parse("check: loom publish_and_park"), Some(Check::Loom("publish_and_park".into())));
         let args = ["--test", "promises"].map(str::to_owned).to_vec();
         assert_eq!(Check::parse("check: test --test promises"), Some(Check::Test(args)));
-        for line in ["", "check: loom", "check: luck x", "loom x"] {
+        assert_eq!(Check::parse("check: sim 5000"), Some(Check::Sim(5000)));
+        for line in ["", "check: loom", "check: sim", "check: sim many", "check: luck x", "loom x"] {
             assert_eq!(Check::parse(line), None, "{line}");
         }
     }

@@ -1,0 +1,283 @@
+//! What must hold after every turn.
+
+use super::book::{Book, Record, Watch, lock};
+use super::program::{POLLED, PlanOp};
+use super::world::World;
+use crate::fence::FenceStatus;
+use crate::transport::Nanos;
+use crate::{CqeFlags, Ring};
+
+/// How seldom a polled fence that is waited for may be asked.
+const ASK_AT_LEAST: Nanos = 5_000_000;
+
+pub(super) fn is_overflowing(ring: &Ring) -> bool {
+    ring.shared().overflowing.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+impl World {
+    /// The entries that a turn has to get on with.
+    pub(super) fn before_turn(&mut self, core: usize) -> Vec<usize> {
+        let turns = self.cores[core].turns;
+        let mut book = lock(&self.book);
+        book.turning = Some(core);
+        book.offers.clear();
+        book.issued_now.clear();
+        let now = self.now;
+        let rings: Vec<_> = book.rings.iter().map(|ring| ring.core == core && !ring.finished).collect();
+        for record in &mut book.records {
+            if record.began.is_none() && record.submitted.is_some_and(|at| at <= turns) && rings[record.ring] {
+                record.began = Some(now);
+            }
+        }
+        if book.dead[core] {
+            return Vec::new();
+        }
+        let live = book.records.iter().enumerate().filter(|(_, record)| {
+            record.ended.is_none() && record.result.is_none() && record.began.is_some() && rings[record.ring]
+        });
+        let simple = live.filter(|(_, record)| !record.is_chained() && !book.rings[record.ring].drains);
+        simple.filter(|(_, record)| book.is_ready(record)).map(|(uid, _)| uid).collect()
+    }
+
+    pub(super) fn after_turn(&mut self, core: usize, ready: Vec<usize>) {
+        for ring in 0..self.rings.len() {
+            if self.rings[ring].core == core {
+                self.observe(ring);
+            }
+        }
+        let mut book = lock(&self.book);
+        book.turning = None;
+        book.rings.iter_mut().filter(|ring| ring.core == core).for_each(|ring| ring.coming_back = 0);
+        book.check_drains_of_issued(|ring| self.is_hidden_ring(ring));
+        drop(book);
+        self.answer_calls();
+        for ring in 0..self.rings.len() {
+            if self.rings[ring].core == core {
+                self.check_ring(ring);
+            }
+        }
+        if !lock(&self.book).dead[core] {
+            self.check_progress(core, ready);
+        }
+        self.check_regions();
+    }
+
+    /// Sees the completions that have become visible.
+    fn observe(&mut self, at: usize) {
+        let place = &mut self.rings[at];
+        let mut book = lock(&self.book);
+        loop {
+            let next = match (&place.ring, &place.ending) {
+                (Some(ring), _) => ring.reaping().published_at(place.position),
+                (None, Some(ending)) => ending.rest.published_at(place.position),
+                (None, None) => None,
+            };
+            let Some(cqe) = next else { break };
+            place.position += 1;
+            book.observe(at, &cqe);
+        }
+        let Some(ending) = &place.ending else { return };
+        for cqe in ending.closing.take_kept() {
+            book.observe(at, &cqe);
+        }
+        if ending.closing.wait(std::time::Duration::ZERO) {
+            book.rings[at].finished = true;
+            book.say(|| format!("    ring {at} is closed"));
+            let late = book.now.saturating_sub(ending.deadline);
+            drop(book);
+            self.closed(at, late);
+        }
+    }
+
+    /// A waiting task was woken, and the units are counted.
+    fn check_ring(&mut self, at: usize) {
+        let place = &self.rings[at];
+        let Some(ring) = &place.ring else { return };
+        let mut book = lock(&self.book);
+        if let Some(bell) = &place.listens
+            && !bell.has_rung()
+            && ring.reaping().ready() > 0
+        {
+            book.violate(format!("ring {at} has a completion, and the task that waits for it was not woken"));
+        }
+        let (least, most) = book.units(at);
+        let owned = if place.shared_units { 0 } else { place.producers[0].unsubmitted.len() as u64 };
+        let outstanding = ring.shared().outstanding();
+        if !(least.saturating_sub(owned)..=most.saturating_sub(owned)).contains(&outstanding) {
+            book.violate(format!(
+                "ring {at} counts {outstanding} outstanding, there are {least} to {most}, {owned} of them not submitted"
+            ));
+        }
+        if outstanding > book.rings[at].capacity + u64::from(Ring::CANCEL_RESERVE) {
+            book.violate(format!("ring {at} has {outstanding} outstanding and less capacity"));
+        }
+    }
+
+    /// Whoever can go on does, and nobody is late.
+    fn check_progress(&mut self, core: usize, ready: Vec<usize>) {
+        let mut wrong = Vec::new();
+        let mut book = lock(&self.book);
+        for uid in ready {
+            let record = &book.records[uid];
+            if self.is_hidden_ring(record.ring) || record.result.is_some() || record.ended.is_some() {
+                continue;
+            }
+            let quiet = book.may_be_silent(record);
+            let stuck = match record.plan.op {
+                PlanOp::Wait | PlanOp::Nop(_) | PlanOp::Cancel { .. } | PlanOp::Message { .. } => !quiet,
+                PlanOp::Transfer { .. } if record.wholly_issued() || record.failed_at.is_some() => false,
+                PlanOp::Transfer { .. } => !quiet && book.could_have_been_issued(core, record),
+                _ => false,
+            };
+            if stuck {
+                wrong.push(format!("entry {uid}, {:?}, could go on and did not", record.plan));
+            }
+        }
+        for (due, uid) in self.dues(&book, core) {
+            if due <= book.now {
+                wrong.push(format!("entry {uid}, {:?}, was due at {due}", book.records[uid].plan));
+            }
+        }
+        wrong.into_iter().for_each(|wrong| book.violate(wrong));
+    }
+
+    /// True if what has ended may not be visible.
+    fn is_hidden_ring(&self, ring: usize) -> bool {
+        self.rings[ring].ring.as_ref().is_none_or(is_overflowing)
+    }
+
+    /// When which entries' time has come that are easy to tell.
+    fn dues(&self, book: &Book, core: usize) -> Vec<(Nanos, usize)> {
+        let mut dues = Vec::new();
+        for (uid, record) in book.records.iter().enumerate() {
+            let alone = !record.is_chained() && record.after.is_none() && !book.rings[record.ring].drains;
+            let open = record.result.is_none() && record.ended.is_none() && !book.may_be_silent(record);
+            let here = self.rings[record.ring].core == core && !self.is_hidden_ring(record.ring);
+            if !here || !open {
+                continue;
+            }
+            if let (Some(at), true) = (record.issued_at, record.plan.transfer_limit > 0) {
+                dues.push((at + record.plan.transfer_limit, uid));
+                continue;
+            }
+            let Some(began) = record.began.filter(|_| alone) else { continue };
+            let gated = record.plan.gate_limit > 0 && !record.was_issued();
+            match record.plan.op {
+                PlanOp::Timeout { span, repeats: None, .. } if record.watches.is_empty() && !gated => {
+                    let updates = |record: &Record| matches!(record.plan.op, PlanOp::Update(..));
+                    if !book.records.iter().any(updates) {
+                        dues.push((began + span, uid));
+                    }
+                }
+                PlanOp::Transfer { .. } | PlanOp::Wait if gated => dues.push((began + record.plan.gate_limit, uid)),
+                _ => {}
+            }
+        }
+        dues
+    }
+
+    /// A poller that sleeps does not sleep past anything.
+    pub(super) fn check_sleep(&self, core: usize, until: Option<Nanos>) {
+        let mut book = lock(&self.book);
+        if book.dead[core] {
+            return;
+        }
+        let until_or_never = until.unwrap_or(Nanos::MAX);
+        let missed: Vec<_> = self.dues(&book, core).into_iter().filter(|&(due, _)| due < until_or_never).collect();
+        let awaits = (0..POLLED).any(|number| {
+            book.records.iter().any(|record| {
+                let here = book.rings[record.ring].core == core && !book.rings[record.ring].closing;
+                let waits = record.watches.iter().any(|(watch, fence)| {
+                    matches!(watch, Watch::Polled(at) if *at == number) && fence.status() == FenceStatus::Pending
+                });
+                let alone = !record.is_chained() && !book.rings[record.ring].drains && !book.may_be_silent(record);
+                here && waits
+                    && alone
+                    && record.ended.is_none()
+                    && record.began.is_some()
+                    && record.plan.gate_limit == 0
+            })
+        });
+        for (due, uid) in missed {
+            let plan = book.records[uid].plan.clone();
+            book.violate(format!("core {core} sleeps until {until:?}, and entry {uid}, {plan:?}, is due at {due}"));
+        }
+        let now = book.now;
+        if awaits && until.is_none_or(|until| until > now + ASK_AT_LEAST) {
+            book.violate(format!(
+                "core {core} sleeps until {until:?}, and an entry waits for a fence that is to be asked"
+            ));
+        }
+    }
+
+    /// Regions are in use as long as something may touch them, and by nobody else.
+    pub(super) fn check_regions(&self) {
+        let mut book = lock(&self.book);
+        for (at, engine) in self.engines.iter().enumerate() {
+            let Some(region) = &engine.region else { continue };
+            let uses = region.region.uses();
+            let of = |record: &&Record| record.engine == at && matches!(record.plan.op, PlanOp::Transfer { .. });
+            let (mut least, mut most) = (0, 0);
+            for record in book.records.iter().filter(of) {
+                let forever = record.ended.is_some_and(|seen| seen.flags.contains(CqeFlags::UNQUIET));
+                least += u64::from(record.touching > 0 || forever);
+                most += u64::from(record.ended.is_none() || forever);
+            }
+            if !(least..=most).contains(&uses) {
+                book.violate(format!("the region of engine {at} has {uses} uses, there are {least} to {most}"));
+            }
+        }
+    }
+
+    /// Calls that were answered.
+    pub(super) fn answer_calls(&mut self) {
+        let mut book = lock(&self.book);
+        let order = book.order();
+        self.cancels.retain(|call| {
+            let Some(count) = call.reply.taken() else { return true };
+            book.say(|| format!("    a cancel by call: {count}"));
+            book.cancels[call.at].over = Some(order);
+            book.cancelled_by_calls += count;
+            false
+        });
+        self.quiesces.retain(|call| {
+            if call.reply.taken().is_none() {
+                return true;
+            }
+            if let Some(&uid) = call.means.iter().find(|&&uid| book.records[uid].touching > 0) {
+                book.violate(format!("a call waited for quiet, and the buffer of entry {uid} is touched"));
+            }
+            false
+        });
+    }
+}
+
+impl Book {
+    /// True if its peer had room for one operation more in the turn that has just ended.
+    fn could_have_been_issued(&self, core: usize, record: &Record) -> bool {
+        let Some(target) = record.target else { return false };
+        if self.stale.contains(&(record.engine, target)) {
+            return false;
+        }
+        let plan = self.plans[record.engine];
+        let mine = |driver: usize| self.drivers[driver].core == core && self.drivers[driver].engine == record.engine;
+        let mut offers = self.offers.iter().filter(|offer| offer.target == target && mine(offer.driver));
+        match offers.next() {
+            Some(offer) => {
+                let batch = offer.taken >= plan.max_batch as usize;
+                !offer.declined && !batch && offer.taken < offer.room
+            }
+            None => {
+                let flying = (0..self.drivers.len()).filter(|&driver| mine(driver));
+                let flying: usize = flying.map(|driver| self.flying(driver, target, true)).sum();
+                // What has ended since has made room.
+                flying < plan.max_in_flight as usize && !self.told_now(record.engine, target)
+            }
+        }
+    }
+
+    /// True if an operation towards the peer got its result in this very moment.
+    fn told_now(&self, engine: usize, target: u32) -> bool {
+        self.told_at.get(&(engine, target)) == Some(&self.now)
+    }
+}
