@@ -134,8 +134,8 @@ impl Client {
     }
 
     /// Ends the client, and waits for that for at most `limit`: the workers' calls return, then the client leaves the Store;
-    /// with Mooncake its segment goes, and the objects in it. Dropping the last handle does the same without waiting. A
-    /// process that exits while a client of Mooncake's ends, or with one alive, may crash in Mooncake's own exit code: close it.
+    /// with Mooncake its segment goes, and the objects in it. Dropping the last handle does the same without waiting, so a
+    /// program that is about to exit closes its clients; what Mooncake does at exit with one that is there is its own affair.
     ///
     /// # Errors
     /// [`CloseError::InUse`]: another handle or an outstanding entry uses it, and the last of them ends it.
