@@ -712,7 +712,8 @@ fn answer_and_poller_park() {
     });
 }
 
-/// A worker that was another poller's becomes idle while a poller that found none goes to sleep.
+/// A worker that was another poller's becomes idle, is taken by that one again, and becomes idle again, while a poller that
+/// found none goes to sleep.
 #[test]
 fn idle_worker_and_starved_poller() {
     check(3, || {
@@ -722,7 +723,12 @@ fn idle_worker_and_starved_poller() {
         let taken = pool.take_idle(&theirs).unwrap();
         let worker = {
             let pool = StdArc::clone(&pool);
-            thread::spawn(move || pool.become_idle(taken, &theirs))
+            thread::spawn(move || {
+                pool.become_idle(taken, &theirs);
+                if let Some(again) = pool.take_idle(&theirs) {
+                    pool.become_idle(again, &theirs);
+                }
+            })
         };
         while pool.take_idle(&ours).is_none() {
             doorbells[0].park(0, None, || pool.has_idle(&ours));
