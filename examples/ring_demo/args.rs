@@ -8,6 +8,8 @@ use moonring::Engine;
 #[cfg(feature = "mooncake")]
 use moonring::mooncake::{self, LogLevel};
 
+use crate::common::stream::Compute;
+
 /// Loads KV-cache pages from a prefill side while the compute stream still copies into them, with and without fences
 ///
 /// Each step queues copies into some pages, and a load of the same pages. With fences the loads wait for the copies and
@@ -47,17 +49,6 @@ pub struct Args {
     /// Be the prefill side of the demo that started this process
     #[arg(long, hide = true)]
     pub prefill: bool,
-}
-
-/// What runs the copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Compute {
-    /// A CUDA stream where there is a driver, otherwise a thread
-    Auto,
-    /// A thread with a queue of its own
-    Thread,
-    /// A CUDA stream on device 0
-    Cuda,
 }
 
 /// What moves the bytes.

@@ -23,23 +23,23 @@
 //! Start reading at [`Decode`].
 
 mod args;
-mod pages;
+#[path = "../common/mod.rs"]
+mod common;
 mod prefill;
 mod report;
-mod stream;
 
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use moonring::{Cqe, Engine, Region, RegionInfo, Registered, Ring, Segment, opcode};
 
 use args::Args;
+use common::stream::Stream;
+use common::{pages, progress};
 use prefill::Prefill;
 use report::Outcome;
-use stream::Stream;
 
 /// How long the prefill side may take to answer.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -113,7 +113,8 @@ impl Decode<'_> {
     /// Runs all steps, as many at a time as may be in flight.
     fn run(&mut self, fences: Fences) -> Result<Outcome, Box<dyn Error>> {
         let steps = self.args.steps as usize;
-        let progress = progress_bar(steps, fences);
+        let run = if fences == Fences::On { "with fences   " } else { "without fences" };
+        let progress = progress::bar(steps as u64, "steps", run);
         let mut outcome = Outcome::new();
         let start = Instant::now();
         let mut free: Vec<usize> = (0..self.args.depth).collect();
@@ -232,16 +233,6 @@ fn user_data(group: usize, index: usize) -> u64 {
 
 fn group_and_index(cqe: &Cqe) -> (usize, usize) {
     ((cqe.user_data() >> 32) as usize, cqe.user_data() as u32 as usize)
-}
-
-/// On standard error, and only if that is a terminal.
-fn progress_bar(steps: usize, fences: Fences) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} steps, {eta} left");
-    let bar = ProgressBar::new(steps as u64).with_style(style.expect("the template is sound"));
-    bar.with_message(match fences {
-        Fences::On => "with fences   ",
-        Fences::Off => "without fences",
-    })
 }
 
 fn demo(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use moonring::{Region, RegionInfo, Registered};
 
 use crate::args::{Args, Transport};
-use crate::pages;
+use crate::common::pages;
 
 /// The prefill side, for as long as this lives.
 pub struct Prefill {

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the ring demo on a real Mooncake.
+//! `cargo xtask demo` and `cargo xtask store`: the examples on a real Mooncake.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -7,13 +7,23 @@ use anyhow::{Context, Result};
 
 use crate::{command, setup};
 
-/// Sets up what the demo needs and runs it with `args`; standard output carries the demo's own only.
+/// Sets up what the ring demo needs and runs it with `args`; standard output carries the demo's own only.
 pub fn demo(args: &[OsString]) -> Result<ExitCode> {
-    if needs_setup(args) {
+    run("ring_demo", args, ["--transport", "loopback"])
+}
+
+/// The same with the example of the Store.
+pub fn store(args: &[OsString]) -> Result<ExitCode> {
+    run("store_offload", args, ["--store", "memory"])
+}
+
+/// Runs an example, which with the option `inside` stays inside its process.
+fn run(example: &str, args: &[OsString], inside: [&str; 2]) -> Result<ExitCode> {
+    if needs_setup(args, inside) {
         setup::setup()?;
     }
     let status = command::cargo()
-        .args(["run", "--release", "--package", "moonring", "--example", "ring_demo", "--"])
+        .args(["run", "--release", "--package", "moonring", "--example", example, "--"])
         .args(args)
         .status()
         .context("could not start cargo")?;
@@ -22,12 +32,12 @@ pub fn demo(args: &[OsString]) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// The loopback transport runs inside the demo, and asking for help runs nothing.
-fn needs_setup(args: &[OsString]) -> bool {
+/// What stays inside the process needs nothing, and asking for help runs nothing.
+fn needs_setup(args: &[OsString], [option, value]: [&str; 2]) -> bool {
     let asks_help = args.iter().any(|arg| arg == "--help" || arg == "-h");
-    let loopback = args.iter().any(|arg| arg == "--transport=loopback")
-        || args.windows(2).any(|pair| pair[0] == "--transport" && pair[1] == "loopback");
-    !asks_help && !loopback
+    let inside = args.iter().any(|arg| *arg == *format!("{option}={value}"))
+        || args.windows(2).any(|pair| pair[0] == option && pair[1] == value);
+    !asks_help && !inside
 }
 
 #[cfg(test)]
@@ -36,7 +46,10 @@ mod tests {
 
     #[test]
     fn only_a_real_engine_needs_setup() {
-        let needs = |line: &str| needs_setup(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>());
+        let needs = |line: &str| {
+            let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+            needs_setup(&args, ["--transport", "loopback"])
+        };
         assert!(needs(""));
         assert!(needs("--json --steps 5"));
         assert!(needs("--transport mooncake-tcp"));

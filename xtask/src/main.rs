@@ -39,6 +39,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Set up, then run the example that offloads pages to Mooncake's Store
+    #[command(disable_help_flag = true)]
+    Store {
+        /// Arguments of the example, such as --json or --help
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Set up, then run every test of the workspace and print the totals
     Test {
         /// Arguments of the test programs, such as a part of a test's name or --nocapture
@@ -81,6 +88,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Task::Setup => setup::setup().map(|()| ExitCode::SUCCESS),
         Task::Demo { args } => demo::demo(&args),
+        Task::Store { args } => demo::store(&args),
         Task::Test { args } => test::test(&args),
         Task::Conformance { programs, seed } => conformance::conformance(programs, seed),
         Task::Bench(options) => bench::bench(&options),

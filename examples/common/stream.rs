@@ -1,4 +1,4 @@
-//! The decode side's compute stream: what is queued runs in order, and later. A CUDA stream where there is a GPU, otherwise a
+//! A compute stream: what is queued runs in order, and later. A CUDA stream where there is a GPU, otherwise a
 //! thread with a queue of its own.
 
 use std::error::Error;
@@ -6,10 +6,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use moonring::fence::{self, Fence, Signaller};
 use moonring::{AccessError, Registered};
 
-use crate::args::Compute;
+/// What runs the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compute {
+    /// A CUDA stream where there is a driver, otherwise a thread
+    Auto,
+    /// A thread with a queue of its own
+    Thread,
+    /// A CUDA stream on device 0
+    Cuda,
+}
 
 /// Queueing returns at once; whoever needs to know when the work has been done takes a [`fence`](Self::fence) behind it.
 pub enum Stream {
@@ -18,22 +28,8 @@ pub enum Stream {
     Cuda(cuda::CudaStream),
 }
 
-enum Work {
-    Kernel(Duration),
-    Copy { from: usize, to: usize, len: usize },
-}
-
-impl Work {
-    fn run(self, pool: &Registered) -> Result<(), AccessError> {
-        match self {
-            Work::Kernel(time) => {
-                thread::sleep(time);
-                Ok(())
-            }
-            Work::Copy { from, to, len } => pool.copy_within(from, to, len),
-        }
-    }
-}
+/// One piece of work on the pool.
+pub type Work = Box<dyn FnOnce(&Registered) -> Result<(), AccessError> + Send>;
 
 impl Stream {
     /// A stream that works on `pool`.
@@ -61,12 +57,15 @@ impl Stream {
 
     /// Queues a kernel that runs for so long.
     pub fn kernel(&self, time: Duration) -> Result<(), Box<dyn Error>> {
-        self.queue(Work::Kernel(time))
+        self.queue(Box::new(move |_| {
+            thread::sleep(time);
+            Ok(())
+        }))
     }
 
     /// Queues a copy of `len` bytes inside the pool.
     pub fn copy(&self, from: usize, to: usize, len: usize) -> Result<(), Box<dyn Error>> {
-        self.queue(Work::Copy { from, to, len })
+        self.queue(Box::new(move |pool| pool.copy_within(from, to, len)))
     }
 
     /// A fence that signals when everything queued so far has been done.
@@ -78,7 +77,8 @@ impl Stream {
         }
     }
 
-    fn queue(&self, work: Work) -> Result<(), Box<dyn Error>> {
+    /// Queues any work on the pool.
+    pub fn queue(&self, work: Work) -> Result<(), Box<dyn Error>> {
         match self {
             Stream::Thread(stream) => {
                 stream.queue(Item::Work(work));
@@ -133,7 +133,7 @@ impl ThreadStream {
 fn run(pool: &Registered, queued: &Receiver<Item>) -> Result<(), AccessError> {
     for item in queued {
         match item {
-            Item::Work(work) => work.run(pool)?,
+            Item::Work(work) => work(pool)?,
             Item::Signal(signaller) => signaller.signal(),
         }
     }
@@ -196,7 +196,7 @@ mod cuda {
     unsafe extern "C" fn run(call: *mut c_void) {
         // SAFETY: `queue` gave the box to this one call.
         let (pool, work) = *unsafe { Box::from_raw(call.cast::<(Registered, Work)>()) };
-        if let Err(error) = work.run(&pool) {
+        if let Err(error) = work(&pool) {
             eprintln!("the compute stream failed: {error}");
         }
     }
