@@ -242,6 +242,7 @@
 //! | --- | --- | --- |
 //! | `mooncake` | yes | `moonring::mooncake`: builds a small C++ shim, loads Mooncake at run time |
 //! | `cuda` | yes | `moonring::cuda`: loads the CUDA driver at the first call into it |
+//! | `prometheus` | no | `moonring::prometheus`: rings' counts in Prometheus's text format |
 //! | `unstable-transport` | no | `moonring::transport`: write a transport of your own; may change in any version |
 
 mod bytes;
@@ -262,6 +263,8 @@ mod models;
 pub mod mooncake;
 pub mod opcode;
 mod poller;
+#[cfg(feature = "prometheus")]
+pub mod prometheus;
 mod region;
 mod ring;
 #[cfg(all(test, not(loom)))]
