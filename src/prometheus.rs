@@ -96,15 +96,18 @@ impl Rings {
 /// A label's name and its value.
 type Label<'a> = (&'static str, &'a str);
 
+/// A value, with a label if the metric has several.
+type Sample = (Option<Label<'static>>, u64);
+
 /// Counts with the labels of those whose they are.
 type Labelled<'a> = (Vec<Label<'a>>, &'a Counts);
 
-/// One metric of [`Counts`]: its name behind the prefix, what it is, and its samples, each with a label if there are several.
+/// One metric of [`Counts`]: its name behind the prefix, what it is, and its samples.
 struct Metric {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: fn(&Counts) -> Vec<(Option<Label<'static>>, u64)>,
+    samples: fn(&Counts) -> Vec<Sample>,
 }
 
 const METRICS: [Metric; 7] = [
