@@ -12,6 +12,7 @@ use crate::region::{self, Region, RegionInfo, RegionInner, Registered, Unregiste
 use crate::ring::share::STORE;
 use crate::sqe::op_flags;
 use crate::thread;
+use crate::trace::event;
 use crate::transport::{RawMemory, Transport, TransportError};
 
 /// Registered memory, open segments and the transport. Cheap to clone; the last clone, ring or [`Registered`] ends it.
@@ -364,6 +365,7 @@ impl Engine {
 
     /// Keeps everything for ever: a transfer could not be stopped and may still touch memory.
     pub(crate) fn leak(&self) {
+        event!(ERROR, engine = self.name(), "engine and memory are kept for ever: a transfer could not be stopped");
         std::mem::forget(self.clone());
     }
 }
@@ -391,7 +393,10 @@ impl Drop for EngineInner {
             std::mem::forget(std::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner)));
             return;
         }
-        if self.transport.close().is_err() {
+        if self.transport.close().is_ok() {
+            event!(DEBUG, engine = self.name, "engine ended");
+        } else {
+            event!(WARN, engine = self.name, "engine not ended: its regions' addresses are kept for ever");
             // Something may still write there: never give the addresses back. Pages that no operation uses can go.
             let regions = std::mem::take(&mut *self.lock_regions());
             for region in &regions.live {
@@ -465,6 +470,12 @@ impl Helper {
                 segment.inner.stale.store(true, Release);
             } else {
                 segments.by_name.insert(self.name.clone(), segment.clone());
+            }
+        }
+        match &result {
+            Ok(_) => event!(DEBUG, engine = inner.name, segment = self.name, again = self.fresh, "segment opened"),
+            Err(_error) => {
+                event!(WARN, engine = inner.name, segment = self.name, again = self.fresh, error = %_error, "segment not opened");
             }
         }
         lock(&inner.opening).remove(&(self.name.clone(), self.fresh));

@@ -100,7 +100,8 @@
 //! # }
 //! ```
 //!
-//! Mooncake has no authentication: whoever reaches an engine's port reads and writes what is registered with it.
+//! Mooncake has no authentication: whoever reaches an engine's port reads and writes what is registered with it. What that
+//! means, and what to do, is in `docs/security.md` in the repository.
 //!
 //! # Behind a CUDA stream
 //!
@@ -243,6 +244,7 @@
 //! | `mooncake` | yes | `moonring::mooncake`: builds a small C++ shim, loads Mooncake at run time |
 //! | `cuda` | yes | `moonring::cuda`: loads the CUDA driver at the first call into it |
 //! | `prometheus` | no | `moonring::prometheus`: rings' counts in Prometheus's text format |
+//! | `tracing` | no | events of the `tracing` crate about rings, engines, segments and peers, under the target `moonring` |
 //! | `unstable-transport` | no | `moonring::transport`: write a transport of your own; may change in any version |
 
 mod bytes;
@@ -274,6 +276,7 @@ mod sqe;
 pub mod store;
 mod sync;
 mod thread;
+mod trace;
 #[cfg(feature = "unstable-transport")]
 pub mod transport;
 #[cfg(not(feature = "unstable-transport"))]

@@ -8,6 +8,7 @@ const MANUAL: &str = include_str!("../docs/semantics.md");
 const CODES: &str = include_str!("../src/code.rs");
 const MOONCAKE: &str = include_str!("../src/mooncake/mod.rs");
 const CONFORMANCE: &str = include_str!("../docs/conformance.md");
+const SECURITY: &str = include_str!("../docs/security.md");
 const MODEL: &str = include_str!("conformance/model.rs");
 const NAMED: &str = include_str!("conformance/named.rs");
 
@@ -134,6 +135,21 @@ fn tests() -> BTreeSet<String> {
         }
     }
     all
+}
+
+/// The tests that the page on security names are there.
+#[test]
+fn the_security_pages_tests_exist() {
+    let tests = tests();
+    let code = SECURITY.split('`').skip(1).step_by(2);
+    let is_test = |name: &&str| {
+        name.len() > 2 && name.contains("::") && !name.contains(|c: char| !(c.is_ascii_lowercase() || "_:".contains(c)))
+    };
+    let named: Vec<_> = code.filter(is_test).collect();
+    assert!(named.len() >= 10, "{named:?}");
+    for name in named {
+        assert!(tests.contains(name), "there is no test {name}");
+    }
 }
 
 /// Each line of the list has a verdict; what is kept has tests that exist, or says that it has none.

@@ -12,6 +12,7 @@ use crate::opcode::Select;
 use crate::ring::control::Reply;
 use crate::ring::future::Route;
 use crate::sqe::{Opcode, Sqe, op_flags};
+use crate::trace::event;
 use crate::transport::Nanos;
 
 /// A caller that waits for quiet.
@@ -215,6 +216,7 @@ impl Core {
     pub(super) fn expire(&mut self) -> bool {
         let mut any = false;
         let mut settled = false;
+        let (mut at_gate, mut with_transport) = (0, 0);
         for _ in 0..BUDGET {
             let Some((due, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
@@ -233,12 +235,19 @@ impl Core {
                 State::Timing => self.time_out(slot, due),
                 State::Guarding => self.guard_fires(slot),
                 State::Gated | State::Ready => {
+                    at_gate += 1;
                     let began = self.slots.member(slot).again;
                     self.cut_short(slot, errno::ETIME, if began { Stage::Transfer } else { Stage::Gate });
                 }
-                State::Issuing | State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
+                State::Issuing | State::Issued => {
+                    with_transport += 1;
+                    self.cut_short(slot, errno::ETIME, Stage::Transfer);
+                }
                 state => unreachable!("a slot in state {state:?} has no timer"),
             }
+        }
+        if at_gate + with_transport > 0 {
+            event!(DEBUG, at_gate, with_transport, "limits passed");
         }
         any
     }

@@ -13,6 +13,7 @@ use super::slots::NONE;
 use crate::code::errno;
 use crate::fence::{Failure, FenceInner, FenceStatus, Inbox, Kind, Node, NodeKey, TimelineCell, recheck_barrier};
 use crate::sync;
+use crate::trace::event;
 use crate::transport::Nanos;
 
 /// An entry's place on one registration's list: the edge of a slot with one fence, or one of a side block's.
@@ -448,6 +449,9 @@ fn settle_by_asking(fence: &FenceInner) -> Option<Nanos> {
     }
     let Kind::Polled(polled) = &fence.kind else { return None };
     let answer = catch_unwind(AssertUnwindSafe(|| polled.poll()));
+    if answer.is_err() {
+        event!(ERROR, "the code that asks a fence panicked: the fence fails");
+    }
     match answer.unwrap_or(FenceStatus::Failed(Failure { errno: errno::EPROTO, detail: 0 })) {
         FenceStatus::Pending => Some(polled.least_interval()),
         status => {

@@ -41,6 +41,7 @@ use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::sync::{self, SegQueue};
+use crate::trace::event;
 use crate::transport::{Caps, Driver, Event, Hint, Nanos, Op, PollerWaker};
 use cancel::Quiescing;
 use chain::{Gather, Step};
@@ -883,6 +884,11 @@ impl Core {
     /// After a panic: ends every entry from the slot table. From then on turns only post what waits for room.
     pub(crate) fn bury(&mut self) {
         self.dead = true;
+        event!(
+            ERROR,
+            rings = self.rings.iter().flatten().count(),
+            "poller died of a panic: every entry of its rings is ended"
+        );
         self.steps.clear();
         for index in 0..self.rings.len() as u32 {
             let Some(ring) = self.ring_mut(index) else { continue };

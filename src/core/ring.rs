@@ -23,6 +23,7 @@ use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
 use crate::sync::{Condvar, Mutex, Ordering, fence};
 use crate::thread;
+use crate::trace::event;
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.
@@ -367,13 +368,22 @@ impl RingState {
     /// An entry has its result, and the transport still has it.
     pub(super) fn add_overdue(&mut self, target: u32) {
         self.share(target).add_overdue();
-        self.tally.add_overdue(target);
+        if self.tally.add_overdue(target) == 1 {
+            event!(WARN, ring = self.number, peer = self.name_of(target), "peer has an overdue entry");
+        }
     }
 
     /// The transport has let go of such an entry.
     pub(super) fn remove_overdue(&mut self, target: u32) {
         self.share(target).remove_overdue();
-        self.tally.remove_overdue(target);
+        if self.tally.remove_overdue(target) == 0 {
+            event!(INFO, ring = self.number, peer = self.name_of(target), "peer has no overdue entry any more");
+        }
+    }
+
+    #[cfg(feature = "tracing")]
+    fn name_of(&self, target: u32) -> String {
+        self.engine().segment(target).map(|segment| segment.name().to_owned()).unwrap_or_default()
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -479,6 +489,7 @@ impl RingState {
     pub(super) fn end_engine(&mut self, doorbell: Arc<Doorbell>) {
         let ending = Arc::new(Ending(AtomicU8::new(Ending::RUNNING)));
         self.ending = Some(Arc::clone(&ending));
+        event!(WARN, ring = self.number, engine = self.engine().name(), "ending the engine with transfers in flight");
         let transport = Arc::clone(self.engine().transport());
         let report = Arc::clone(&ending);
         let helper = move || {
@@ -496,7 +507,18 @@ impl RingState {
     /// The core forgets the ring.
     pub(super) fn finish(mut self) {
         self.publish();
-        let first = self.shared.last_stats.set(self.stats());
+        let stats = self.stats();
+        event!(
+            DEBUG,
+            ring = self.number,
+            engine = self.engine().name(),
+            accepted = stats.total.accepted,
+            ok = stats.total.ok,
+            failed = stats.total.failed,
+            cancelled = stats.total.cancelled,
+            "ring closed"
+        );
+        let first = self.shared.last_stats.set(stats);
         debug_assert!(first.is_ok(), "a ring is finished once");
         if let Some((closing, _)) = self.closing.take() {
             drop(self);

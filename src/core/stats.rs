@@ -58,16 +58,18 @@ impl Tally {
         }
     }
 
-    /// An entry of a segment has its result, and the transport still has it.
-    pub(super) fn add_overdue(&mut self, target: u32) {
+    /// An entry of a segment has its result, and the transport still has it. How many of the segment's are so.
+    pub(super) fn add_overdue(&mut self, target: u32) -> u64 {
         self.total.overdue += 1;
         self.peer(target).overdue += 1;
+        self.peer(target).overdue
     }
 
-    /// The transport has let go of it.
-    pub(super) fn remove_overdue(&mut self, target: u32) {
+    /// The transport has let go of it. How many of the segment's it has not.
+    pub(super) fn remove_overdue(&mut self, target: u32) -> u64 {
         self.total.overdue -= 1;
         self.peer(target).overdue -= 1;
+        self.peer(target).overdue
     }
 
     /// Every entry has its last word, whatever the transport still has.

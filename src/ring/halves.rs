@@ -15,6 +15,7 @@ use crate::cqe::Cqe;
 use crate::engine::Engine;
 use crate::poller::Poller;
 use crate::sync::Ordering;
+use crate::trace::event;
 
 static_assertions::assert_impl_all!(Submission: Send);
 static_assertions::assert_impl_all!(Completion: Send);
@@ -43,6 +44,7 @@ impl Hold {
         poller.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
         let closed = closing.wait(grace.saturating_add(CLOSE_BOUND));
         if !closed {
+            event!(ERROR, ring = self.ring, "ring not closed in time: something holds its poller up");
             // It may never end, so nobody is to wait for it: this share is never given back.
             std::mem::forget(poller);
         } else if let Some(poller) = Arc::into_inner(poller) {

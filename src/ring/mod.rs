@@ -37,6 +37,7 @@ use crate::fence::{Fence, Progress};
 use crate::fork;
 use crate::poller::Poller;
 use crate::spsc;
+use crate::trace::event;
 use halves::Hold;
 use push::Pusher;
 use reap::Reaper;
@@ -122,6 +123,7 @@ impl Builder {
         let (cq, cq_out) = spsc::ring(2 * entries as usize);
         let ring = controls.next_ring();
         controls.send(Control::Ring { ring, shared: Arc::clone(&shared), sq, cq });
+        event!(DEBUG, ring, entries, engine = engine.name(), attached = self.attach.is_some(), "ring built");
         let threads_here = engine.transport().caps().threads_here;
         let pusher = Pusher::owner(Arc::clone(&shared), Arc::clone(controls), ring, sq_in);
         let hold = Arc::new(Hold { ring, grace: self.grace, poller: Some(poller) });
