@@ -135,7 +135,7 @@ fn preemptions() -> i64 {
 pub fn undisturbed(mut measure: impl FnMut() -> f64) -> f64 {
     let mut value = f64::NAN;
     let mut disturbed = true;
-    for _ in 0..4 {
+    for _ in 0..3 {
         let before = preemptions();
         value = measure();
         disturbed = preemptions() != before;

@@ -51,8 +51,8 @@ pub fn interleave(settings: &mut Settings, rounds: usize, subjects: &mut [Subjec
     let mut table = Table { columns };
     let start = Instant::now();
     let limit = if settings.quick { LIMIT_QUICK } else { LIMIT };
-    for _ in 0..rounds {
-        if start.elapsed() < limit {
+    for round in 0..rounds {
+        if round < LEAST || start.elapsed() < limit {
             table.round(subjects);
         }
     }
