@@ -10,6 +10,7 @@ mod restart;
 mod results;
 mod sick;
 mod stats;
+mod store;
 mod vectored;
 
 use std::time::{Duration, Instant};
