@@ -321,7 +321,7 @@ fn b4_polling_beside_graph_captures() {
     s.load(100, &[&fence]);
     let (res, stage, code) = gate_failure(&s.reap(1)[&100]);
     // Not known for certain of a real driver, once the capture has ended.
-    println!("FACT: an event of a capture that has ended answers {code}");
+    println!("FACT an event of a capture that has ended answers {code}");
     assert_eq!((res, stage, [1, 907].contains(&code)), (-errno::EIO, Stage::Gate, true));
     assert_eq!(s.page(100), OLD);
 }
@@ -471,6 +471,11 @@ fn b6_without_cuda_no_driver_is_loaded() {
     }
     fake_cuda::load().unwrap();
     assert!(std::fs::read_to_string("/proc/self/maps").unwrap().contains("cuda.so"), "so it would have been seen");
+}
+
+#[test]
+fn open_questions_answered_the_other_way() {
+    gpu::again_with_other_answers("open_questions_answered_the_other_way");
 }
 
 // What the driver's log shows

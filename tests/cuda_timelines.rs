@@ -793,3 +793,8 @@ fn a_graph_that_waits_and_signals() {
     }
     drop(graph);
 }
+
+#[test]
+fn open_questions_answered_the_other_way() {
+    again_with_other_answers("open_questions_answered_the_other_way");
+}

@@ -17,7 +17,7 @@ use crate::{command, setup};
 const MOST: u64 = 60 << 20;
 
 /// The test programs that run on any driver: package and target.
-const TESTS: [(&str, &str); 2] = [("fake-cuda", "driver"), ("moonring", "cuda_timelines")];
+const TESTS: [(&str, &str); 3] = [("fake-cuda", "driver"), ("moonring", "cuda_fences"), ("moonring", "cuda_timelines")];
 
 /// Of every system that the bundle can run on, or belongs to its driver.
 const ALWAYS_THERE: [&str; 10] = [
