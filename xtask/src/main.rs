@@ -16,6 +16,7 @@ mod pins;
 mod planted;
 mod setup;
 mod sim;
+mod soak;
 mod system;
 mod test;
 mod wheel;
@@ -77,6 +78,8 @@ enum Task {
         #[arg(long, conflicts_with_all = ["seeds", "seed"])]
         scale: bool,
     },
+    /// Set up, then run on a real Mooncake while its peers are killed, stopped and restarted at random; prints JSON
+    Soak(soak::Options),
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
         /// A part of a patch's name; all patches without
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Task::Gpu => gpu::gpu(),
         Task::Sim { scale: true, .. } => sim::scale(),
         Task::Sim { seeds, seed, .. } => sim::sim(seeds, seed),
+        Task::Soak(options) => soak::soak(&options),
         Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {
