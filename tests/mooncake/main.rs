@@ -2,6 +2,7 @@
 #![cfg(feature = "mooncake")]
 
 mod adopted;
+mod faults;
 mod memory;
 mod merging;
 mod peer;
