@@ -1,9 +1,11 @@
 //! Running other programs: their output is progress, so it goes to standard error.
 
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Runs `command` to its end with its standard output sent to standard error.
 pub fn run(command: &mut Command) -> Result<()> {
@@ -45,9 +47,37 @@ pub fn cargo() -> Command {
     command
 }
 
+/// Has the process that `command` starts killed when the thread that starts it ends, and so with this program, however that
+/// ends. It holds for what the process becomes: `cargo run` becomes the program that it runs.
+pub fn end_with_us(command: &mut Command) {
+    // SAFETY: one system call, which may be made between fork and exec.
+    unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
+}
+
 /// The command as a person would type it.
 pub fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy()];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy()));
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_process_ends_with_who_started_it() {
+        let started = thread::spawn(|| {
+            // Becomes another program, as cargo does.
+            let mut command = Command::new("sh");
+            command.args(["-c", "exec sleep 600"]);
+            end_with_us(&mut command);
+            command.spawn().unwrap()
+        });
+        let status = started.join().unwrap().wait().unwrap();
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+    }
 }

@@ -32,6 +32,7 @@ pub fn soak(options: &Options) -> Result<ExitCode> {
         cargo.args(["run", "--minutes", &options.minutes.to_string()]);
         cargo.args(options.seed.map(|seed| format!("--seed={seed}")));
     }
+    command::end_with_us(&mut cargo);
     let status = cargo.status().context("could not start cargo")?;
     // Killed by a signal: no exit code to hand on.
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
