@@ -17,6 +17,8 @@ mod program;
 mod push;
 mod scale;
 mod shrink;
+mod transport;
+mod verdict;
 mod world;
 
 use std::io::{self, Write};

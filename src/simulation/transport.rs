@@ -1,0 +1,266 @@
+//! The book as the transport has it: what it is offered, takes and tells, and whether it should have been asked at all.
+
+use super::book::{Book, DriverBook, Flight, Offer, Truth};
+use super::net;
+use super::program::{Break, End, EnginePlan, PlanOp, Waiting};
+use crate::entry::EntryFlags;
+use crate::transport::{Direction, Event, Nanos, Op, PollerWaker};
+
+impl Book {
+    pub(super) fn new_driver(&mut self, engine: usize, waker: PollerWaker) -> usize {
+        let core = self.turning.unwrap_or(usize::MAX);
+        self.drivers.push(DriverBook { engine, core, waker, linger: 0, gone: false });
+        self.drivers.len() - 1
+    }
+
+    pub(super) fn drop_driver(&mut self, driver: usize) {
+        self.drivers[driver].gone = true;
+    }
+
+    pub(super) fn new_target(&mut self, engine: usize) -> u32 {
+        self.targets.resize(self.plans.len(), 0);
+        self.targets[engine] += 1;
+        self.targets[engine] - 1
+    }
+
+    /// The transport is closed: nothing touches anything any more.
+    pub(super) fn end_engine(&mut self, engine: usize) {
+        self.ended_engines[engine] = true;
+        let drivers = &self.drivers;
+        let ours = |flight: &Flight| drivers[flight.driver].engine == engine;
+        let gone: Vec<Flight> = self.flights.iter().copied().filter(ours).collect();
+        self.flights.retain(|flight| drivers[flight.driver].engine != engine);
+        for flight in gone {
+            let record = &mut self.records[flight.uid];
+            if !flight.resolved() {
+                record.unresolved -= 1;
+                record.touching -= 1;
+            } else if matches!(flight.end, End::Late(_) | End::Never) {
+                record.touching -= 1;
+            }
+        }
+    }
+
+    pub(super) fn stall(&mut self, engine: usize, target: u32, until: Nanos) {
+        self.faults += 1;
+        self.stalls.push((engine, target, until));
+    }
+
+    pub(super) fn partial(&mut self, engine: usize, target: u32, take: u8) {
+        self.faults += 1;
+        self.partials.push((engine, target, take));
+    }
+
+    pub(super) fn break_at(&mut self, engine: usize, at: Break) {
+        self.breaks.push((engine, at));
+    }
+
+    pub(super) fn no_more_faults(&mut self) {
+        self.stalls.clear();
+        self.partials.clear();
+        self.breaks.clear();
+    }
+
+    /// What is lost turns up.
+    pub(super) fn find_lost(&mut self) {
+        let now = self.now;
+        for flight in &mut self.flights {
+            match flight.end {
+                End::Lost => (flight.end, flight.result_due) = (End::Lands, now + 1),
+                End::Never => flight.end = End::Late((now + 1).saturating_sub(flight.result_due)),
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn linger(&mut self, engine: usize, until: Nanos) {
+        self.faults += 1;
+        self.drivers.iter_mut().filter(|driver| driver.engine == engine).for_each(|driver| driver.linger = until);
+    }
+
+    pub(super) fn breaks_at(&mut self, engine: usize, mut at: impl FnMut(Break) -> bool) -> bool {
+        let found = self.breaks.iter().position(|&(of, kind)| of == engine && at(kind));
+        if let Some(found) = found {
+            let (_, at) = self.breaks.remove(found);
+            self.faults += 1;
+            self.say(|| format!("    the driver panics: {at:?}"));
+        }
+        found.is_some()
+    }
+
+    /// A driver is offered operations for a peer; how many it takes.
+    pub(super) fn offered(&mut self, driver: usize, target: u32, count: usize, now: Nanos) -> usize {
+        let engine = self.drivers[driver].engine;
+        let EnginePlan { max_batch, max_in_flight, .. } = self.plans[engine];
+        if self.drivers[driver].gone || self.ended_engines[engine] {
+            self.violate(format!("engine {engine} was called after its end"));
+        }
+        if count == 0 || count > max_batch as usize {
+            self.violate(format!("a batch of {count}, and the transport takes {max_batch}"));
+        }
+        let running = self.flying(driver, target, false);
+        if running + count > max_in_flight as usize {
+            self.violate(format!("{count} more for peer {target}, which has {running} of {max_in_flight}"));
+        }
+        if self.stale.contains(&(engine, target)) {
+            self.violate(format!("peer {target} was reopened, and is offered {count} operations"));
+        }
+        self.stalls.retain(|&(.., until)| until > now);
+        let mut take = count;
+        if self.stalls.iter().any(|&(of, peer, _)| (of, peer) == (engine, target)) {
+            take = 0;
+        }
+        if let Some(at) = self.partials.iter().position(|&(of, peer, _)| (of, peer) == (engine, target)) {
+            take = take.min(self.partials.swap_remove(at).2 as usize);
+        }
+        let room = (max_in_flight as usize).saturating_sub(self.flying(driver, target, true));
+        self.offers.push(Offer { driver, target, room, taken: take, declined: take < count });
+        if take < count {
+            self.say(|| format!("    peer {target} takes {take} of {count}"));
+        }
+        take
+    }
+
+    /// The driver panics: these may have been started.
+    pub(super) fn was_offered(&mut self, ops: &[Op]) {
+        for op in ops {
+            if let Some(record) = self.records.get_mut((op.remote >> 16) as usize) {
+                record.offered = true;
+            }
+        }
+    }
+
+    /// Operations towards a peer without a result; without those that a closed ring may have left behind.
+    pub(super) fn flying(&self, driver: usize, target: u32, left_behind: bool) -> usize {
+        let ours = |flight: &&Flight| {
+            let ring = &self.rings[self.records[flight.uid].ring];
+            let left = ring.deadline.is_some_and(|deadline| deadline <= self.now);
+            flight.driver == driver && flight.target == target && !flight.resolved() && (left_behind || !left)
+        };
+        self.flights.iter().filter(ours).count()
+    }
+
+    /// The transport starts an operation.
+    pub(super) fn issue(&mut self, driver: usize, target: u32, op: &Op, now: Nanos, out: &mut Vec<Event>) {
+        let (uid, part) = ((op.remote >> 16) as usize, (op.remote >> 8 & 0xff) as usize);
+        if uid >= self.records.len() {
+            self.violate(format!("an operation of no entry: {op:?}"));
+            return;
+        }
+        if let Some(why) = self.wrong_to_issue(driver, target, uid, part, op) {
+            self.violate(format!("entry {uid}, part {part}: {why}"));
+        }
+        let record = &mut self.records[uid];
+        record.issued |= 1 << part;
+        record.issued_at.get_or_insert(now);
+        record.unresolved += 1;
+        record.touching += 1;
+        let PlanOp::Transfer { fate, vectored, .. } = record.plan.op else { return };
+        // Parts have no identity of their own: that each has one result is a driver's duty.
+        let end = if vectored && matches!(fate.end, End::Twice(_)) { End::Lands } else { fate.end };
+        let spread = part as u64 * 7_919 % 20_000;
+        let faulty = !matches!(end, End::Lands | End::AtOnce(true));
+        let (result_due, lag) = (now + fate.after + spread, fate.lag);
+        let len = u64::from(op.len);
+        let flight = Flight { driver, target, token: op.token, uid, part, len, end, result_due, lag, told: 0 };
+        self.faults += u64::from(faulty) + u64::from(lag > 0);
+        self.flights.push(flight);
+        self.issued_now.push(uid);
+        self.say(|| format!("    issue {uid}.{part} to peer {target}: {end:?} after {}", result_due - now));
+        if matches!(end, End::AtOnce(_)) {
+            net::tell(self, self.flights.len() - 1, out);
+            self.flights.pop();
+        }
+    }
+
+    fn wrong_to_issue(&self, driver: usize, target: u32, uid: usize, part: usize, op: &Op) -> Option<String> {
+        let record = &self.records[uid];
+        let PlanOp::Transfer { write, ref parts, .. } = record.plan.op else {
+            return Some("issued, and is no transfer".into());
+        };
+        let direction = if write { Direction::Write } else { Direction::Read };
+        let right = (direction, Book::local(uid, part), parts.get(part).map(|&len| u32::from(len)), Some(target));
+        if (op.direction, op.local, Some(op.len), record.target) != right {
+            return Some(format!("issued as {op:?} to {target}, asked for {right:?} to {:?}", record.target));
+        }
+        if (self.drivers[driver].engine, self.drivers[driver].core) != (record.engine, self.rings[record.ring].core) {
+            return Some("issued to another engine's driver, or on another core".into());
+        }
+        if record.issued & 1 << part != 0 {
+            return Some("issued twice".into());
+        }
+        if record.submitted.is_none() {
+            return Some("issued before it was submitted".into());
+        }
+        if let Some(seen) = record.result.or(record.ended) {
+            return Some(format!("issued after its end {seen:?}"));
+        }
+        if record.failed_at.is_some_and(|at| at < self.now) {
+            return Some("a further part is issued after one has failed".into());
+        }
+        for (watch, fence) in &record.watches {
+            let truth = self.truth(watch, fence);
+            if truth != Truth::Signalled {
+                return Some(format!("issued, and its fence {watch:?} is {truth:?}"));
+            }
+        }
+        let before = record.before.map(|before| &self.records[before])?;
+        let hard = before.flags.contains(EntryFlags::IO_HARDLINK);
+        if before.result.is_none() && before.ended.is_none() && (before.unresolved > 0 || before.began.is_none()) {
+            return Some("issued before the one before it in its chain has ended".into());
+        }
+        if before.touching > 0 {
+            return Some("issued while the one before it in its chain is not quiet".into());
+        }
+        let failed = before.results.iter().any(|&(res, _)| res < 0);
+        (failed && !hard).then(|| "issued, and the one before it in its chain has failed".into())
+    }
+
+    /// The transport gives a result or says that it is quiet.
+    pub(super) fn told(&mut self, uid: usize, part: usize, event: Event) {
+        self.say(|| format!("    the transport says of {uid}.{part}: {event:?}"));
+        let record = &mut self.records[uid];
+        match event {
+            Event::Result { res, stage, quiet, .. } => {
+                record.unresolved -= 1;
+                record.touching -= usize::from(quiet);
+                record.results.push((res, stage));
+                if res < 0 {
+                    record.failed_at.get_or_insert(self.now);
+                }
+                if let Some(target) = record.target {
+                    self.told_at.insert((record.engine, target), self.now);
+                }
+            }
+            Event::Quiet { .. } => record.touching -= 1,
+        }
+    }
+
+    pub(super) fn next_look(&self, driver: usize) -> Option<Nanos> {
+        let flights = self.flights.iter().filter(|flight| flight.driver == driver);
+        let due = flights.filter_map(|flight| flight.due(false)).min();
+        let linger = Some(self.drivers[driver].linger).filter(|&linger| linger > self.now);
+        due.into_iter().chain(linger).min()
+    }
+
+    /// True if the driver wakes its poller for something that is due after `before` and not after `now`.
+    pub(super) fn wakes_between(&self, driver: usize, before: Nanos, now: Nanos) -> bool {
+        let DriverBook { engine, linger, .. } = self.drivers[driver];
+        let flights = self.flights.iter().filter(|flight| flight.driver == driver);
+        let mut due = flights.filter_map(|flight| flight.due(false)).chain([linger]);
+        self.plans[engine].wait == Waiting::Wakes && due.any(|due| before < due && due <= now)
+    }
+
+    pub(super) fn looked_after(&self, driver: usize) -> usize {
+        let lingers = self.drivers[driver].linger > self.now;
+        self.flights.iter().filter(|flight| flight.driver == driver).count() + usize::from(lingers)
+    }
+
+    /// A core asks a polled fence: none but the oldest of its stream that it does not know to be final.
+    pub(super) fn asked(&mut self, number: usize, group: Option<(u64, u64)>) {
+        if self.turning.is_none() {
+            self.violate(format!("the polled fence {number} is asked by a caller"));
+        }
+        let _ = group;
+    }
+}
