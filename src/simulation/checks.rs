@@ -47,7 +47,10 @@ impl World {
         }
         let mut book = lock(&self.book);
         book.turning = None;
-        book.rings.iter_mut().filter(|ring| ring.core == core).for_each(|ring| ring.coming_back = 0);
+        // A turn that ended in a panic has told nobody what it took back.
+        if !book.dead[core] {
+            book.rings.iter_mut().filter(|ring| ring.core == core).for_each(|ring| ring.coming_back = 0);
+        }
         book.check_drains_of_issued(|ring| self.is_hidden_ring(ring));
         drop(book);
         self.answer_calls();

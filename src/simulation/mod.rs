@@ -6,8 +6,9 @@
 //! that reaches the transport and every completion, and after every turn. What fails is printed with its seed, and made
 //! smaller.
 //!
-//! `MOONRING_SEEDS` says how many seeds are run, 10,000 unless set, and `MOONRING_SEED` the first one; a seed that is run
-//! alone prints what happens in it.
+//! `MOONRING_SEEDS` says how many seeds are run, 10,000 unless set, and `MOONRING_SEED` the first one, 1 unless set: what is
+//! part of every change's tests is the same each time, and other seeds are for `cargo xtask sim`. A seed that is run alone
+//! prints what happens in it.
 
 mod book;
 mod checks;
@@ -60,7 +61,7 @@ impl Tally {
 
 #[test]
 fn every_promise_is_kept() {
-    let (seeds, first) = (setting("MOONRING_SEEDS", 10_000), setting("MOONRING_SEED", fastrand::u64(..1 << 32)));
+    let (seeds, first) = (setting("MOONRING_SEEDS", 10_000), setting("MOONRING_SEED", 1));
     say(&format!("{seeds} seeds, MOONRING_SEED={first}"));
     let tally = Tally::default();
     if seeds == 1 {

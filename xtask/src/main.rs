@@ -71,7 +71,7 @@ enum Task {
         /// How many seeds
         #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
-        /// The first seed; any without
+        /// The first seed; 1 without
         #[arg(long)]
         seed: Option<u64>,
         /// 1,000 peers and 1,000,000 entries through one core instead
