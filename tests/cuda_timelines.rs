@@ -425,7 +425,7 @@ fn a_stream_waits_for_the_prefix() {
 }
 
 #[test]
-fn a_failed_entry_releases_the_stream_and_the_host_sees_it() {
+fn a4_a_failed_entry_releases_the_stream_and_the_host_sees_it() {
     let _gpu = gpu();
     let mut b = Behind::new(Setup::loopback(64));
     let loads = b.context().progress(16).unwrap();

@@ -9,6 +9,7 @@ const CODES: &str = include_str!("../src/code.rs");
 const MOONCAKE: &str = include_str!("../src/mooncake/mod.rs");
 const CONFORMANCE: &str = include_str!("../docs/conformance.md");
 const SECURITY: &str = include_str!("../docs/security.md");
+const SCENARIOS: &str = include_str!("../docs/scenarios.md");
 const MODEL: &str = include_str!("conformance/model.rs");
 const NAMED: &str = include_str!("conformance/named.rs");
 
@@ -143,12 +144,42 @@ fn the_security_pages_tests_exist() {
     let tests = tests();
     let code = SECURITY.split('`').skip(1).step_by(2);
     let is_test = |name: &&str| {
-        name.len() > 2 && name.contains("::") && !name.contains(|c: char| !(c.is_ascii_lowercase() || "_:".contains(c)))
+        name.len() > 2
+            && name.contains("::")
+            && !name.contains(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c)))
     };
     let named: Vec<_> = code.filter(is_test).collect();
     assert!(named.len() >= 10, "{named:?}");
     for name in named {
         assert!(tests.contains(name), "there is no test {name}");
+    }
+}
+
+/// Each scenario has a test that is named after it, and says what shows that the test can fail.
+#[test]
+fn the_scenarios_table_is_whole_and_its_tests_and_planted_bugs_exist() {
+    let tests = tests();
+    let planted = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/planted");
+    let rows = table(SCENARIOS, "The list");
+    let ids: Vec<_> = rows.iter().map(|row| row[0]).collect();
+    let expected = "A1 A2 A3 A4 A7 B1 B2 B3 B4 B5 B6 C1 C2 C3 D1 D2 D4 D6 E1 E2 E3 E4 E5 F1 F2 F4 G1 G2 G3 G4 G5 H1 H2 I1 I3 J1 J2 J4 K1 L1";
+    assert_eq!(ids, expected.split(' ').collect::<Vec<_>>());
+    for row in rows {
+        let [id, _, _, without, by] = row[..] else { panic!("five cells: {row:?}") };
+        let mark = format!("{}_", id.to_lowercase());
+        let names: Vec<_> = by.split('`').skip(1).step_by(2).collect();
+        for name in &names {
+            assert!(tests.contains(*name), "{id}: there is no test {name}");
+        }
+        let functions = names.iter().filter_map(|name| name.rsplit("::").next());
+        assert!(functions.clone().any(|name| name.contains(&mark)), "{id}: no test is named after it: {names:?}");
+        let bugs: Vec<_> = without.split('`').skip(1).step_by(2).filter(|name| !name.contains("check:")).collect();
+        for bug in &bugs {
+            assert!(planted.join(format!("{bug}.patch")).exists(), "{id}: there is no planted bug {bug}");
+        }
+        let said = ["control in the test", "planted", "not tried", "cannot arise"];
+        assert!(said.iter().any(|start| without.starts_with(start)), "{id}: and without it? {without:?}");
+        assert!(!without.starts_with("planted") || !bugs.is_empty(), "{id}: which planted bug?");
     }
 }
 

@@ -41,7 +41,7 @@ fn failed(root: i32) -> FenceStatus {
 
 /// A fails; B waits for A, C for B, D for A and E; F waits for an entry that has ended.
 #[test]
-fn failure_travels_along_edges_with_its_root_and_nothing_is_issued() {
+fn e5_failure_travels_along_edges_with_its_root_and_nothing_is_issued() {
     let sim = Sim::new(1);
     let probe = sim.probe();
     let mut setup = Setup::simulated(16, sim);

@@ -97,7 +97,7 @@ fn byte(at: usize) -> u8 {
 }
 
 #[test]
-fn neighbours_up_and_down_are_one_operation_with_a_result_each() {
+fn l1_neighbours_up_and_down_are_one_operation_with_a_result_each() {
     let mut merging = Merging::new(Sim::new(1));
     (1..=PAGES).for_each(|page| merging.push(merging.read(page)));
     (PAGES + 2..2 * PAGES).rev().for_each(|page| merging.push(merging.read(page)));

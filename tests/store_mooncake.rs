@@ -146,7 +146,7 @@ fn objects_go_in_and_come_out() {
 /// J1: one call, and each key has its own result; the good ones are whole.
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn keys_of_one_call_have_results_of_their_own() {
+fn j1_keys_of_one_call_have_results_of_their_own() {
     let mut shop = Shop::new();
     for page in 0..5 {
         shop.fill(page, page as u8);
@@ -337,7 +337,7 @@ fn signal(master: &Master, number: i32) {
 /// J2: the lease begins when the Store is asked, which is after the fences; one that ends before the bytes are there is told.
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn a_lease_that_ends_early_is_told() {
+fn j2_a_lease_that_ends_early_is_told() {
     let mut shop = Shop::new();
     shop.fill(0, 1);
     assert_eq!(shop.run(shop.put("a", 0)).result(), Ok(PAGE as u32));

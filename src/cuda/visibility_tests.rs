@@ -195,7 +195,7 @@ const DEVICES: [(i32, i32, bool, bool); 8] = [
 ];
 
 #[test]
-fn what_is_launched_after_the_completion_sees_the_load_on_every_device() {
+fn a3_what_is_launched_after_the_completion_sees_the_load_on_every_device() {
     for (ordering, options, several, _) in DEVICES {
         let mut s = Setup::new(ordering, options, several);
         let loads = s.context.progress(4).unwrap();

@@ -243,8 +243,9 @@ pub unsafe trait Transport: Send + Sync + fmt::Debug + 'static {
     /// What the transport says, with the range.
     fn unregister(&self, memory: RawMemory) -> Result<(), TransportError>;
 
-    /// Finds a peer and makes it ready for drivers, who know it by the number returned. `fresh`: forget what is cached
-    /// under that name first.
+    /// Finds a peer and makes it ready for drivers, who know it by the number returned. No two calls return the same number,
+    /// also for one name: handles of before a reopen are told apart by it. `fresh`: forget what is cached under that name
+    /// first.
     ///
     /// # Errors
     /// What the transport says, with the name.

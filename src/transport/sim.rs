@@ -5,7 +5,7 @@
 //! seed: print it, and a failure can be replayed as far as the threads around it allow.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ impl Sim {
     }
 
     pub(crate) fn into_transport(self) -> impl Transport {
-        SimTransport { sim: self, memory: Arc::default(), closed: AtomicBool::new(false) }
+        SimTransport { sim: self, memory: Arc::default(), opened: AtomicU32::new(0), closed: AtomicBool::new(false) }
     }
 }
 
@@ -158,6 +158,7 @@ impl Rng {
 struct SimTransport {
     sim: Sim,
     memory: Arc<RwLock<Vec<RawMemory>>>,
+    opened: AtomicU32,
     closed: AtomicBool,
 }
 
@@ -192,14 +193,19 @@ unsafe impl Transport for SimTransport {
     }
 
     fn open(&self, name: &str, _fresh: bool) -> Result<u32, TransportError> {
-        let number = name.strip_prefix(NAME).map(|rest| match rest.strip_prefix('/') {
-            Some(number) => number.parse().ok().filter(|number| *number > 0 && *number <= MAX_PEERS),
-            None => rest.is_empty().then_some(0),
+        let known = name.strip_prefix(NAME).is_some_and(|rest| match rest.strip_prefix('/') {
+            Some(number) => number.parse().is_ok_and(|number| (1..=MAX_PEERS).contains(&number)),
+            None => rest.is_empty(),
         });
-        number.flatten().ok_or_else(|| TransportError {
+        if known {
+            return Ok(self.opened.fetch_add(1, Relaxed));
+        }
+        Err(TransportError {
             what: format!("opening segment {name:?}"),
             code: 0,
-            why: format!("a simulated engine reaches itself only, by the names {NAME:?} and \"{NAME}/1\" to \"{NAME}/{MAX_PEERS}\""),
+            why: format!(
+                "a simulated engine reaches itself only, by the names {NAME:?} and \"{NAME}/1\" to \"{NAME}/{MAX_PEERS}\""
+            ),
         })
     }
 

@@ -54,9 +54,9 @@ impl Drop for Master {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn a_restarted_peer_is_reached_by_opening_it_again_and_never_by_old_handles() {
+fn h1_a_restarted_peer_is_reached_by_opening_it_again_and_never_by_old_handles() {
     if !rerun(
-        "restart::a_restarted_peer_is_reached_by_opening_it_again_and_never_by_old_handles",
+        "restart::h1_a_restarted_peer_is_reached_by_opening_it_again_and_never_by_old_handles",
         &[("MC_TCP_BIND_ADDRESS", "127.0.0.1")],
     ) {
         return;

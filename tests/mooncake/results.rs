@@ -133,7 +133,7 @@ fn a_segment_that_is_not_there_is_an_error_that_names_it() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn a_region_is_registered_once_and_really_unregistered() {
+fn i1_a_region_is_registered_once_and_really_unregistered() {
     let _alone = alone();
     let engine = engine();
     let region = engine.register(Region::alloc(4 * PAGE).unwrap()).unwrap();
@@ -160,17 +160,17 @@ fn a_region_is_registered_once_and_really_unregistered() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn five_thousand_small_writes_all_arrive() {
+fn f4_five_thousand_small_writes_all_arrive() {
     let _alone = alone();
     small_writes(1024);
 }
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn five_thousand_small_writes_all_arrive_through_a_short_queue() {
+fn f2_five_thousand_small_writes_all_arrive_through_a_short_queue() {
     // Mooncake fails what does not fit its queue for a peer: eight transfers here.
     if rerun(
-        "results::five_thousand_small_writes_all_arrive_through_a_short_queue",
+        "results::f2_five_thousand_small_writes_all_arrive_through_a_short_queue",
         &[("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "8"), ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "1")],
     ) {
         small_writes(1024);

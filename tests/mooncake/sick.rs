@@ -74,7 +74,7 @@ impl Two {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn a_killed_peer_fails_its_own_entries_only() {
+fn h2_a_killed_peer_fails_its_own_entries_only() {
     let _alone = alone();
     let mut two = Two::new();
     for number in 0..32 {
@@ -108,7 +108,7 @@ fn a_killed_peer_fails_its_own_entries_only() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn a_stopped_peer_holds_up_nobody_and_finishes_when_continued() {
+fn c1_g4_a_stopped_peer_holds_up_nobody_and_finishes_when_continued() {
     let _alone = alone();
     let mut two = Two::new();
     two.sick.signal(libc::SIGSTOP);
@@ -153,9 +153,9 @@ fn a_stopped_peer_holds_up_nobody_without_the_connection_pool_either() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn the_old_framing_completes_what_a_stopped_peer_has_not_seen() {
+fn e1_the_old_framing_completes_what_a_stopped_peer_has_not_seen() {
     // The control for the tests that say a stopped peer completes nothing: in Mooncake's old protocol it does.
-    if !rerun("sick::the_old_framing_completes_what_a_stopped_peer_has_not_seen", &[("MC_TCP_PROTO", "1")]) {
+    if !rerun("sick::e1_the_old_framing_completes_what_a_stopped_peer_has_not_seen", &[("MC_TCP_PROTO", "1")]) {
         return;
     }
     let mut two = Two::new();
@@ -168,7 +168,7 @@ fn the_old_framing_completes_what_a_stopped_peer_has_not_seen() {
 
 #[test]
 #[ignore = "needs cargo xtask setup"]
-fn waiting_for_a_stopped_peer_costs_next_to_nothing() {
+fn g2_waiting_for_a_stopped_peer_costs_next_to_nothing() {
     let _alone = alone();
     let mut two = Two::new();
     two.sick.signal(libc::SIGSTOP);

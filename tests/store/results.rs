@@ -94,7 +94,7 @@ fn a_call_that_panics_fails_its_keys() {
 
 /// Eight keys in one call: each has its own result, and the good ones are whole.
 #[test]
-fn keys_of_one_call_have_results_of_their_own() {
+fn j1_keys_of_one_call_have_results_of_their_own() {
     let mut shop = Shop::new(32);
     for page in 0..6 {
         shop.fill(page, page as u8 + 1);

@@ -73,7 +73,7 @@ fn a_call_has_its_most() {
 /// Promise 8 and G5: with every worker stuck, Reads flow, the ring keeps room for them, and what waits for the Store can be
 /// cancelled or pass its limit as if it had not been issued, which it has not.
 #[test]
-fn stuck_workers_hold_up_the_store_alone() {
+fn g5_stuck_workers_hold_up_the_store_alone() {
     let mut shop = Shop::new(32);
     // The segment is known, so the Store has a share and no more.
     shop.run(shop.setup.read(0, 8));
