@@ -1,7 +1,7 @@
 //! Full queues, wake-ups, and peers that hold things up (F, G, H).
 
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moonring::code::errno;
 use moonring::opcode::{Nop, Wait};
@@ -16,7 +16,7 @@ use crate::{Held, LIMIT, MS, PAGE, Scene};
 #[test]
 fn f1_tiny_rings_always_go_on() {
     for entries in [1, 2, 4] {
-        let sim = Sim::new(entries.into()).failures(500).partial_submits(500).delay(0 * MS..MS / 100);
+        let sim = Sim::new(entries.into()).failures(500).partial_submits(500).delay(Duration::ZERO..MS / 100);
         let mut setup = Setup::simulated(entries, sim);
         let mut left = 300;
         let pushers: Vec<_> = (0..3)
