@@ -38,9 +38,10 @@
 //!
 //! A Store's calls block, so a client has a bounded set of threads that make them, four unless set, named `moonring-store`. When
 //! one is idle, the poller gives it what is ready: up to 64 keys, and no further one once they come to 16 MiB. It makes one call
-//! for each kind of entry among them; while more than one is idle, each kind has a thread of its own. What finds no idle thread stays in the ring, where it can still be cancelled, and is grouped with what comes
-//! meanwhile. So a call that hangs holds up its own keys and, when it takes the last thread, other entries for the same Store;
-//! never those for segments, and never the poller.
+//! for each kind of entry among them; while more than one is idle, each kind has a thread of its own. While calls run, the
+//! next is made when they have returned, or a millisecond after the last was begun. What has to wait stays in the ring, where
+//! it can still be cancelled, and is grouped with what comes meanwhile. So a call that hangs holds up its own keys and, when it
+//! takes the last thread, other entries for the same Store; never those for segments, and never the poller.
 //!
 //! The keys of one call end together: a slow one delays the completions of the others, which have nonetheless each their own
 //! result. A call that is made cannot be taken back: an entry that passes its limit, or is cancelled with `detach()`, has its

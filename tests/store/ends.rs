@@ -73,7 +73,8 @@ fn what_is_in_a_call_can_be_detached() {
     assert_eq!(controller.cancel(Cancel::user_data(1)), Ok(0));
     let guarded = vec![
         shop.get("a", 2).user_data(2).flags(EntryFlags::IO_LINK),
-        LinkTimeout::new(SHORT).build().user_data(3).flags(EntryFlags::CQE_SKIP_SUCCESS),
+        // Longer than the second call waits for the first.
+        LinkTimeout::new(200 * SHORT).build().user_data(3).flags(EntryFlags::CQE_SKIP_SUCCESS),
     ];
     shop.setup.ring.submission().push_chain(guarded).unwrap();
     let cqe = shop.setup.reap(1)[0];
