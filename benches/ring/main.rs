@@ -11,6 +11,7 @@ mod out;
 mod python;
 mod queues;
 mod rounds;
+mod store;
 mod uring;
 mod watched;
 
@@ -22,10 +23,11 @@ use clap::Parser;
 type Part = fn(&mut Settings);
 
 /// A further part is a line here and one for each of its results in xtask's list.
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
     ("nop", nop::measure),
     ("gate", gate::measure),
     ("mooncake", mooncake::measure),
+    ("store", store::measure),
     ("idle", idle::measure),
     ("memory", memory::measure),
 ];
@@ -33,7 +35,7 @@ const PARTS: [(&str, Part); 5] = [
 /// Benchmarks of the ring, side by side with what it replaces
 #[derive(Debug, Parser)]
 struct Cli {
-    /// What to measure: nop, gate, mooncake, idle, memory; everything without
+    /// What to measure: nop, gate, mooncake, store, idle, memory; everything without
     parts: Vec<String>,
     /// Fewer rounds
     #[arg(long)]
@@ -44,6 +46,9 @@ struct Cli {
     /// Serve as a Mooncake peer until standard input ends
     #[arg(long, hide = true)]
     serve: bool,
+    /// Lend memory to the Store of this master until standard input ends
+    #[arg(long, hide = true, value_name = "MASTER")]
+    serve_store: Option<String>,
     /// What cargo adds
     #[arg(long, hide = true)]
     bench: bool,
@@ -66,6 +71,9 @@ fn main() {
     let cli = Cli::parse();
     if cli.serve {
         return idle::serve();
+    }
+    if let Some(master) = cli.serve_store {
+        return store::serve(&master);
     }
     let mut settings = Settings { quick: cli.quick, near_wait: Duration::from_secs_f64(cli.near_wait) };
     for name in &cli.parts {

@@ -50,13 +50,14 @@ const MICRO: &[&str] = &["bench", "--quiet", "--package", "moonring", "--all-fea
 
 const SIMULATION: &[&str] = &["test", "--quiet", "--release", "--package", "moonring", "--lib", "--"];
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     Part { name: "memory", cargo: RING, kind: Kind::Ring },
     Part { name: "micro", cargo: MICRO, kind: Kind::Criterion },
     Part { name: "sim", cargo: SIMULATION, kind: Kind::Simulation },
     Part { name: "nop", cargo: RING, kind: Kind::Ring },
     Part { name: "gate", cargo: RING, kind: Kind::Ring },
     Part { name: "mooncake", cargo: RING, kind: Kind::Ring },
+    Part { name: "store", cargo: RING, kind: Kind::Ring },
     Part { name: "idle", cargo: RING, kind: Kind::Ring },
 ];
 

@@ -93,10 +93,10 @@ pub const IDS: [Id; 34] = [
     id("memory", "waiting_entry_bytes", "bytes", Shown),
     id("sim", "sim_1000_peers_mops", "M/s", Shown),
     id("sim", "sim_1000_peers_worst_share", "times the mean", Most(2.0)),
-    id("store", "store_get_ops", "1/s", Shown),
-    id("store", "store_get_p50", "us", Shown),
-    id("store", "store_mixed_ops", "1/s", Shown),
-    id("store", "store_mixed_p50", "us", Shown),
+    id("store", "store_get_ops", "1/s", Ratio(1.0, States::All)),
+    id("store", "store_get_p50", "us", Ratio(1.0, States::All)),
+    id("store", "store_mixed_ops", "1/s", Ratio(1.0, States::All)),
+    id("store", "store_mixed_p50", "us", Ratio(1.0, States::All)),
 ];
 
 impl Id {
