@@ -293,6 +293,18 @@ fn p47_timeouts_are_removed_and_updated() {
     assert_eq!(sorted(run(vec![endless(1), update(2, 1), update(3, 7)])), [(1, -ETIME), (2, 0), (3, -ENOENT)]);
 }
 
+/// The rest of a cancelled drain's chain ends before anything starts that the drain held, and counts where it is meant too.
+#[test]
+fn a_cancelled_drain_ends_with_its_chain() {
+    let all = || Cancel::user_data(1).all().build().user_data(5);
+    let got = run(vec![endless(1), nop(1).flags(D | L), nop(2).flags(L), nop(3), all(), nop(4)]);
+    let rest = [(1, -ECANCELED), (1, -ECANCELED), (2, -ECANCELED), (3, -ECANCELED)];
+    assert_eq!(got, [&rest[..], &[(5, 2), (4, 0)]].concat());
+    let got = run(vec![endless(1), nop(1).flags(D | L), nop(1).flags(L), nop(3), all(), nop(4)]);
+    let rest = [(1, -ECANCELED), (1, -ECANCELED), (1, -ECANCELED), (3, -ECANCELED)];
+    assert_eq!(got, [&rest[..], &[(5, 3), (4, 0)]].concat());
+}
+
 /// What waits at the gate is cancelled and never issued; what is issued is not, unless it is detached.
 #[test]
 fn cancelling_transfers() {

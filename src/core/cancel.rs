@@ -50,9 +50,13 @@ impl Core {
     pub(super) fn cancel_matching(&mut self, ring: u32, by: Option<u32>, op_flags: u16, key: u64) -> (usize, bool) {
         let all = op_flags & op_flags::ALL != 0;
         let (mut cancelled, mut too_late) = (0, false);
+        let mut held = Vec::new();
         for slot in self.matches(ring, by, op_flags, key, all) {
             match self.cancel_one(slot, op_flags & op_flags::DETACH != 0) {
-                Some(Outcome::Cancelled) => cancelled += 1,
+                Some(Outcome::Cancelled) => {
+                    cancelled += 1;
+                    held.extend((self.slots[slot].state == State::Held).then_some(slot));
+                }
                 Some(Outcome::TooLate) => too_late = true,
                 None => continue,
             }
@@ -60,6 +64,8 @@ impl Core {
                 break;
             }
         }
+        // With the first of a chain its rest ends, so this comes when all that is meant has been found.
+        held.into_iter().for_each(|slot| self.end_deferred(slot));
         (cancelled, too_late)
     }
 
@@ -69,6 +75,7 @@ impl Core {
             && let Some(slot) = self.slots.find(token)
         {
             self.cancel_one(slot, false);
+            self.end_deferred(slot);
         }
     }
 
@@ -140,7 +147,7 @@ impl Core {
         }
         match self.slots[slot].state {
             State::Free | State::Guarding | State::Overdue | State::Waiting => return None,
-            State::Held => self.cancel_held(slot),
+            State::Held => self.slots.member(slot).cancelled = true,
             State::Issuing | State::Issued if !detach => return Some(Outcome::TooLate),
             State::Gated | State::Timing | State::Ready | State::Issuing | State::Issued => {
                 self.cut_short(slot, errno::ECANCELED, Stage::Cancel);
@@ -171,20 +178,21 @@ impl Core {
         self.conclude(slot, -errno, stage, 0);
     }
 
-    /// A member whose turn has not come keeps its place in the order of completions; a unit behind a drain ends at once.
-    pub(super) fn cancel_held(&mut self, slot: u32) {
+    /// A cancelled entry ends at once, with what fails behind it, if it is a unit behind a drain or the first of one. Any other
+    /// whose turn has not come keeps its place in the order of completions.
+    pub(super) fn end_deferred(&mut self, slot: u32) {
         let ring = self.slots[slot].ring;
-        let Some(at) = self.ring(ring).deferred.iter().position(|deferred| deferred.head == slot) else {
-            self.slots.member(slot).cancelled = true;
+        if self.slots[slot].state != State::Held || !self.slots.member(slot).cancelled {
             return;
-        };
-        self.leave_gate(slot);
+        }
+        let Some(at) = self.ring(ring).deferred.iter().position(|deferred| deferred.head == slot) else { return };
         match self.end(slot, -errno::ECANCELED, Stage::Cancel, 0) {
             // What a hard link lets start stays behind the drain.
             Some(super::chain::Step::Start(rest)) => self.ring(ring).deferred[at].head = rest,
-            step => {
+            failed => {
+                // Nothing behind it waits for the unit from here on.
                 self.ring(ring).deferred.remove(at);
-                self.steps.extend(step);
+                self.fail_at_once(failed);
             }
         }
     }

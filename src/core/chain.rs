@@ -105,7 +105,7 @@ impl Core {
         }
         if self.slots.member(head).cancelled {
             // Its future was dropped: it waits for no drain.
-            self.cancel_held(head);
+            self.end_deferred(head);
         }
         self.release_deferred(ring);
     }
@@ -127,12 +127,16 @@ impl Core {
     /// A member failed its preparation: the whole chain fails, hard links or not, drains or not.
     fn fail_unit(&mut self, head: u32) {
         self.slots[head].sqe.flags.remove(EntryFlags::IO_HARDLINK);
-        let mut step = if self.slots.member(head).bad {
+        let step = if self.slots.member(head).bad {
             self.end(head, -errno::EINVAL, Stage::Issue, 0)
         } else {
             self.end(head, -errno::ECANCELED, Stage::Gate, -errno::EINVAL)
         };
-        // All of it at once: no later drain has to wait for it, and no Cancel finds it.
+        self.fail_at_once(step);
+    }
+
+    /// Fails what is left of a unit that never started: no later drain has to wait for it, and no Cancel finds it.
+    pub(super) fn fail_at_once(&mut self, mut step: Option<Step>) {
         while let Some(Step::Fail { slot, hide, root }) = step {
             step = self.fail_member(slot, hide, root);
         }
