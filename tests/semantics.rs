@@ -155,6 +155,15 @@ fn p24_p25_p26_timeouts_in_chains() {
     assert_eq!(run(vec![timeout(1, 2).flags(H), nop(2)]), [(1, -ETIME), (2, 0)]);
 }
 
+/// To `etime_success` only the Timeout's own span counts, not how long its fences may take.
+#[test]
+fn a_timeout_that_ends_by_its_gate_limit_has_failed() {
+    let (_signaller, never) = fence::host();
+    let timeout = Timeout::new(HOUR).etime_success().build().user_data(1);
+    let limited = timeout.wait(&never).gate_limit(Duration::from_millis(1));
+    assert_eq!(run(vec![limited.flags(L), nop(2)]), [(1, -ETIME), (2, -ECANCELED)]);
+}
+
 #[test]
 fn p27_a_multishot_timeout_ticks() {
     let mut ring = ring();

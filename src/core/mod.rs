@@ -610,7 +610,9 @@ impl Core {
         entry.flags = (stage.bits() >> 16) as u16;
         entry.detail = detail;
         entry.landed = self.now;
-        let expected = res == -errno::ETIME && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
+        // Of a Timeout only its own span is done: a limit that passed is a failure as anybody's.
+        let ran_out = res == -errno::ETIME && stage == Stage::Done;
+        let expected = ran_out && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
         let failed = (res < 0 && !expected) || !entry.quiet;
         let Sqe { op, target, side, fence, .. } = entry.sqe;
         let (ring, quiet) = (entry.ring, entry.quiet);
