@@ -71,7 +71,11 @@ impl Cqe {
     /// [`EntryError`] if the entry failed.
     #[inline]
     pub fn result(&self) -> Result<u32, EntryError> {
-        u32::try_from(self.res).map_err(|_| EntryError { errno: -self.res, stage: self.stage(), detail: self.detail() })
+        u32::try_from(self.res).map_err(|_| EntryError {
+            errno: self.res.saturating_neg(),
+            stage: self.stage(),
+            detail: self.detail(),
+        })
     }
 
     /// `MORE`, `NOTIF`, `UNQUIET`. The last completion of an entry carries no `MORE`.

@@ -985,7 +985,11 @@ impl Drop for Core {
 /// The errno that an entry's failure began with: its own, or that of what it waited for.
 fn root_of(entry: &slots::Slot) -> i32 {
     let at_gate = u32::from(entry.flags & 7) << 16 == Stage::Gate.bits();
-    if at_gate && entry.res == -errno::ECANCELED && entry.detail < 0 { -entry.detail } else { -entry.res }
+    if at_gate && entry.res == -errno::ECANCELED && entry.detail < 0 {
+        -entry.detail
+    } else {
+        entry.res.saturating_neg()
+    }
 }
 
 fn cqe_of(entry: &slots::Slot) -> Cqe {

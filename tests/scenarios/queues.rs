@@ -36,7 +36,9 @@ fn f1_tiny_rings_always_go_on() {
             .collect();
         let mut nops = 0;
         let mut on_its_way = false;
+        let end = Instant::now() + LIMIT;
         while left > 0 || nops < 600 {
+            assert!(Instant::now() < end, "{left} reads and {nops} nops");
             if left > 0 && !on_its_way {
                 // What failed is pushed again by whoever reaps, without waiting.
                 let entry = setup.read(0, 64);
@@ -64,7 +66,9 @@ fn f1_tiny_rings_always_go_on() {
 fn f2_a_full_transport_is_no_failure() {
     let mut scene = Scene::on(256, Held::new().with_room(8));
     let (mut pushed, mut ended) = (0, 0);
+    let end = Instant::now() + LIMIT;
     while ended < 5000 {
+        assert!(Instant::now() < end, "{ended} of {pushed} have ended, {} were issued", scene.held.issued());
         while pushed < 5000 {
             let entry = scene.write(0, pushed % 64);
             match scene.ring.submission().push(entry) {
@@ -100,7 +104,9 @@ fn g3_what_waits_holds_up_nobody() {
     scene.ring.submit().unwrap();
     let mut late = [0; 101];
     let (mut pushed, mut ended) = (0, 0);
+    let end = Instant::now() + LIMIT;
     while ended < 1000 || late.iter().sum::<i32>() < 100 {
+        assert!(Instant::now() < end, "{ended} others, {late:?}");
         if pushed < 1000 && scene.ring.submission().push(Nop::new().build().user_data(1000)).is_ok() {
             pushed += 1;
         }
