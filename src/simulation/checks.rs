@@ -196,6 +196,7 @@ impl World {
                 let alone = !record.is_chained() && !book.rings[record.ring].drains && !book.may_be_silent(record);
                 here && waits
                     && alone
+                    && !self.is_hidden_ring(record.ring)
                     && record.ended.is_none()
                     && record.began.is_some()
                     && record.plan.gate_limit == 0
