@@ -97,7 +97,7 @@ pub(crate) struct Sqe {
     /// vectored entry its list of parts instead, from `Box::into_raw`; for a message the target's mailbox, as an `Arc`'s raw
     /// pointer, with a unit of the target's capacity; for a Store its request, as an `Arc`'s raw pointer.
     pub(crate) region: *const RegionInner,
-    /// The remote range's address; a timeout's new nanoseconds.
+    /// The remote range's address; a timeout's new nanoseconds; of one that runs, when it is due.
     pub(crate) remote: u64,
     /// The transport's number for the segment; a Store client's number, with [`STORE`](crate::ring::share::STORE).
     pub(crate) target: u32,

@@ -202,6 +202,7 @@ impl Core {
         let Sqe { op_flags, local, .. } = self.slots[slot].sqe;
         let due = if op_flags & op_flags::ABSOLUTE != 0 { local } else { self.now.saturating_add(local) };
         self.slots[slot].state = State::Timing;
+        self.slots[slot].sqe.remote = due;
         self.timers.set(slot, due);
         self.park(slot);
     }
@@ -212,8 +213,9 @@ impl Core {
         let ring = self.slots[by].ring;
         let found = self.matches(ring, Some(by), op_flags::TIMEOUTS, key, false);
         if let Some(&slot) = found.first() {
-            self.slots[slot].sqe.local = span;
-            self.timers.set(slot, self.now.saturating_add(span));
+            let due = self.now.saturating_add(span);
+            (self.slots[slot].sqe.local, self.slots[slot].sqe.remote) = (span, due);
+            self.timers.set(slot, due);
             self.conclude(by, 0, Stage::Done, 0);
         } else {
             self.conclude(by, -errno::ENOENT, Stage::Cancel, 0);
@@ -226,7 +228,7 @@ impl Core {
         let mut settled = false;
         let (mut at_gate, mut with_transport) = (0, 0);
         for _ in 0..BUDGET {
-            let Some((due, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
+            let Some((_, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
             let limited = match self.slots[slot].state {
                 State::Guarding => self.slots.member(slot).guarded,
@@ -240,7 +242,7 @@ impl Core {
             }
             self.timers.remove(slot);
             match self.slots[slot].state {
-                State::Timing => self.time_out(slot, due),
+                State::Timing => self.time_out(slot),
                 State::Guarding => self.guard_fires(slot),
                 State::Gated | State::Ready => {
                     at_gate += 1;
@@ -278,9 +280,9 @@ impl Core {
         true
     }
 
-    fn time_out(&mut self, slot: u32, due: u64) {
+    fn time_out(&mut self, slot: u32) {
         let entry = &mut self.slots[slot];
-        let Sqe { op_flags, local: span, user_data, .. } = entry.sqe;
+        let Sqe { op_flags, local: span, remote: due, user_data, .. } = entry.sqe;
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
         let again = op_flags & op_flags::MULTISHOT != 0 && entry.sqe.len != 1;
         // A tick that finds the CQ full is the last: it waits in its slot as any last completion does.
@@ -291,7 +293,10 @@ impl Core {
                 let flags = CqeFlags::MORE.bits() | Stage::Done.bits();
                 ring.post(Cqe::new(user_data, -errno::ETIME, flags, 0, self.now - entry.taken, 0));
             }
-            self.timers.set(slot, due.saturating_add(span.max(1)));
+            let next = due.saturating_add(span.max(1));
+            entry.sqe.remote = next;
+            // One that is behind ticks in the next turn again, when all others have had theirs that were due by now.
+            self.timers.set(slot, next.max(self.now.saturating_add(1)));
             return;
         }
         self.conclude(slot, -errno::ETIME, Stage::Done, 0);

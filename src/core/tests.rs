@@ -136,6 +136,41 @@ fn a_dead_core_with_ready_entries_comes_to_rest() {
     setup.close();
 }
 
+/// A multishot Timeout whose span is shorter than a turn delays nobody: it ticks once in a turn, and loses no tick.
+#[test]
+fn a_timeout_that_is_always_due_delays_no_other() {
+    const SHORT: u64 = 7;
+    let mut setup = Setup::new(2 * BUDGET, Sim::new(1));
+    let short = |repeats| opcode::Timeout::new(Duration::from_nanos(1)).multishot(repeats).build().user_data(SHORT);
+    // More of them than a turn has time for.
+    for _ in 0..BUDGET + 1 {
+        setup.push(short(0));
+    }
+    setup.core.turn(1);
+    setup.core.turn(2);
+    setup.push(opcode::Timeout::new(Duration::from_micros(10)).build().user_data(8));
+    setup.core.turn(3);
+    setup.reap();
+    let ended = |setup: &mut Setup| setup.reap().iter().any(|cqe| cqe.user_data() == 8);
+    let turns = (1..10).find(|turn| {
+        setup.core.turn(10_003 * turn);
+        ended(&mut setup)
+    });
+    assert!(turns.is_some_and(|turns| turns <= 3), "{turns:?}");
+    setup.close();
+
+    let mut setup = Setup::new(8, Sim::new(1));
+    setup.push(opcode::Timeout::new(Duration::from_nanos(100)).multishot(4).build().user_data(SHORT));
+    setup.core.turn(1);
+    // Due at 101, 201, 301 and 401. What was missed is made up for, and the last one is not late for it.
+    let ticks = [350, 351, 352, 400, 401].map(|now| {
+        setup.core.turn(now);
+        setup.reap().len()
+    });
+    assert_eq!(ticks, [1, 1, 1, 0, 1]);
+    setup.close();
+}
+
 /// What a core keeps when rings come and go.
 mod places {
     use std::time::Duration;
