@@ -273,6 +273,12 @@ thread_local! {
     static IS_POLLER: Cell<bool> = const { Cell::new(false) };
 }
 
+/// A test's thread that has asked events is the test's again: contexts that it lets go of end at once.
+#[cfg(all(test, feature = "mooncake"))]
+pub(crate) fn stop_polling() {
+    IS_POLLER.set(false);
+}
+
 /// Takes this thread out of the mode in which its queries would disturb another thread's capture; once.
 pub(super) fn become_poller(driver: &Driver) -> Result<(), CudaError> {
     if !IS_POLLER.get() {

@@ -61,6 +61,8 @@ pub use context::Context;
 pub use device::Release;
 pub use error::{CudaCode, CudaError};
 #[cfg(feature = "mooncake")]
+#[cfg(all(test, feature = "mooncake"))]
+pub(crate) use context::stop_polling;
 pub(crate) use landing::{Landing, LegacyCopies};
 pub use progress::{GraphHold, Progress};
 pub use stream::Stream;

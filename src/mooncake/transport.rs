@@ -127,6 +127,8 @@ impl Shared {
             // SAFETY: we made the engine, the lock keeps every other call out, and nobody finds it afterwards.
             let gone = engine.take().is_none_or(|engine| unsafe { shared.api.destroy_engine(engine.0) }.is_ok());
             drop(engine);
+            // Before the answer: what this keeps may belong to contexts that our caller's caller ends next.
+            drop(shared);
             // Nobody listens any more if the limit has passed.
             let _ = done.send(gone);
         };

@@ -86,6 +86,8 @@ impl Setup {
 impl Drop for Setup {
     fn drop(&mut self) {
         let _ = self.scripted.transport.close();
+        // What the context is released by comes before the driver's reset, not from another thread after it.
+        crate::cuda::stop_polling();
         // SAFETY: nobody uses the memory any more.
         unsafe {
             let _ = sys::cuMemFree_v2(self.memory.address);
