@@ -147,6 +147,18 @@ impl Entry {
         }
     }
 
+    /// The numbers of an entry that owns nothing: no fence, no limit, no range, no list.
+    #[inline]
+    pub(crate) fn numbers(&self) -> Option<(u64, u64)> {
+        match self.payload {
+            Payload::Other(Other::Values { local, remote, target: None }) => {
+                let alone = self.fence.is_none() && self.more_fences.capacity() == 0 && self.limits == [0; 2];
+                alone.then_some((local, remote))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn vectored(op: Opcode, parts: Parts) -> Entry {
         Entry { payload: Payload::Other(Other::Parts(Box::new(parts))), ..Entry::new(op, Args::default()) }
     }

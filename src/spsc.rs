@@ -92,6 +92,7 @@ impl<T: Leftover> Producer<T> {
         }
         write_place(self.shared.place(self.tail), value);
         self.tail += 1;
+        expect_write(self.shared.place(self.tail + const { AHEAD / size_of::<T>() as u64 }));
         Ok(())
     }
 
@@ -165,23 +166,21 @@ impl<T: Leftover> Consumer<T> {
         Some(value)
     }
 
-    /// The next entry in its place, so that it is not copied before it is known what it is.
+    /// The `most` next entries, or as many as there are, in their places.
     #[inline]
-    pub(crate) fn peek(&mut self) -> Option<&T> {
-        if self.head == self.tail {
+    pub(crate) fn peek_many(&mut self, most: usize) -> impl Iterator<Item = &T> {
+        if self.tail - self.head < most as u64 {
             self.tail = self.shared.tail.load(Ordering::Acquire);
-            if self.head == self.tail {
-                return None;
-            }
         }
-        Some(see_place(self.shared.place(self.head)))
+        let end = self.tail.min(self.head + most as u64);
+        (self.head..end).map(|position| see_place(self.shared.place(position)))
     }
 
-    /// Leaves the entry that `peek` has shown behind.
+    /// Leaves entries behind that `peek_many` has shown.
     #[inline]
-    pub(crate) fn skip(&mut self) {
-        debug_assert_ne!(self.head, self.tail);
-        self.head += 1;
+    pub(crate) fn skip(&mut self, count: usize) {
+        debug_assert!(count as u64 <= self.tail - self.head);
+        self.head += count as u64;
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -239,6 +238,23 @@ impl<T: Leftover> Drop for Shared<T> {
 fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
     // SAFETY: only the producer calls this, for a position outside `head..tail`, which the consumer does not touch.
     unsafe { (*place.get()).write(value) };
+}
+
+/// How many bytes ahead a producer asks for places.
+const AHEAD: u64 = 512;
+
+/// Fetches a place's cache line for writing. Its last user was the other side, on another core, so that the write would wait
+/// for it.
+#[inline]
+fn expect_write<T>(place: &UnsafeCell<MaybeUninit<T>>) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: a hint, whatever the address: it reads and writes nothing that a program could see. Processors without it take it
+    // for a NOP.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) place.get(), options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = place;
 }
 
 #[cfg(not(loom))]

@@ -198,13 +198,13 @@ impl Sqe {
     /// True if it ends at once with 0: no fence, no flag, nothing injected.
     #[inline]
     pub(crate) fn is_plain_nop(&self) -> bool {
-        self.op == Opcode::Nop
-            && self.flags.is_empty()
-            && self.op_flags == 0
-            && self.len == 0
-            && self.side == Sqe::NO_SIDE
-            && self.fence.is_null()
-            && self.signal.is_null()
+        const { assert!(Opcode::Nop as u8 == 0) };
+        // Written so that it compiles to one load, as the entry was written.
+        let first = self.op as u64
+            | u64::from(self.flags.bits()) << 8
+            | u64::from(self.op_flags) << 16
+            | u64::from(self.len) << 32;
+        first == 0 && self.side == Sqe::NO_SIDE && self.fence.is_null() && self.signal.is_null()
     }
 
     /// True if a transport or a Store does it.

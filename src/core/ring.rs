@@ -259,19 +259,32 @@ impl RingState {
         if self.is_draining() || self.current.is_some() || (self.lanes_first && !self.lanes.is_empty()) {
             return 0;
         }
-        let mut passed = 0;
-        while passed < most
-            && let Some(user_data) = self.sq.peek().filter(|sqe| sqe.is_plain_nop()).map(|sqe| sqe.user_data)
-            && self.has_room()
-        {
-            self.sq.skip();
-            passed += 1;
-            // Before the post, which may publish: whoever reaps the completion finds its unit given back.
-            self.give_back_unit();
-            self.post(Cqe::new(user_data, 0, Stage::Done.bits(), 0, 0, 0));
+        if self.closing.is_some() || !self.waiting.is_empty() {
+            return 0;
         }
-        self.tally.pass_nops(passed);
-        passed
+        let most = self.cq.room().min(most as usize);
+        let mut passed = 0;
+        while passed < most {
+            let chunk = (most - passed).min(PUBLISH_EVERY - self.cq.unpublished());
+            let RingState { sq, cq, .. } = self;
+            let mut count = 0;
+            for sqe in sq.peek_many(chunk).take_while(|sqe| sqe.is_plain_nop()) {
+                cq.write(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0)).expect("there is room for `most`");
+                count += 1;
+            }
+            sq.skip(count);
+            passed += count;
+            // Before they are published: whoever reaps a completion finds its unit given back.
+            self.give_back_units(count as u64);
+            if self.cq.unpublished() >= PUBLISH_EVERY {
+                self.publish();
+            }
+            if count < chunk {
+                break;
+            }
+        }
+        self.tally.pass_nops(passed as u32);
+        passed as u32
     }
 
     /// The next entry of the chain that the last one was in: from the same producer.
@@ -351,8 +364,13 @@ impl RingState {
     /// An entry has ended for good that moved nothing. Called before its completion is posted, which may publish both.
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
-        self.freed += 1;
-        self.stirred = true;
+        self.give_back_units(1);
+    }
+
+    #[inline]
+    fn give_back_units(&mut self, count: u64) {
+        self.freed += count;
+        self.stirred |= count > 0;
     }
 
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).

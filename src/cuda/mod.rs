@@ -58,11 +58,11 @@ mod visibility_tests;
 mod word;
 
 pub use context::Context;
+#[cfg(all(test, feature = "mooncake"))]
+pub(crate) use context::stop_polling;
 pub use device::Release;
 pub use error::{CudaCode, CudaError};
 #[cfg(feature = "mooncake")]
-#[cfg(all(test, feature = "mooncake"))]
-pub(crate) use context::stop_polling;
 pub(crate) use landing::{Landing, LegacyCopies};
 pub use progress::{GraphHold, Progress};
 pub use stream::Stream;

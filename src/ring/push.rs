@@ -1,5 +1,6 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::future::{EntryFuture, Route};
@@ -242,7 +243,23 @@ impl Pusher {
 
     /// Accepts the entry, unpublished, or gives it back.
     #[inline]
-    pub(super) fn push(&mut self, mut entry: Entry) -> Result<(), PushError> {
+    pub(super) fn push(&mut self, entry: Entry) -> Result<(), PushError> {
+        if let Some((local, remote)) = entry.numbers()
+            && self.shared.life() == Life::Open
+            && self.take_unit(self.shared.capacity)
+        {
+            let &Entry { op, flags, op_flags, len, user_data, .. } = &entry;
+            // There is nothing to drop.
+            mem::forget(entry);
+            self.write(Sqe { op, flags, op_flags, len, user_data, local, remote, ..Sqe::EMPTY }, None);
+            return Ok(());
+        }
+        self.push_owning(entry)
+    }
+
+    /// The same for any entry. Apart, because an SQE that is looked at and taken back is built in memory, not in registers.
+    #[inline(never)]
+    fn push_owning(&mut self, mut entry: Entry) -> Result<(), PushError> {
         match self.lower(&entry) {
             Ok(sqe) => {
                 let fence = entry.fence.take();
@@ -336,7 +353,7 @@ impl Pusher {
     /// Takes back the entry pushed last, which is not published.
     fn unpush(&mut self) {
         if let Some(mut sqe) = self.sq.unwrite() {
-            self.give_side_back(std::mem::replace(&mut sqe.side, Sqe::NO_SIDE));
+            self.give_side_back(mem::replace(&mut sqe.side, Sqe::NO_SIDE));
             self.give_share_back(&sqe);
             sqe.end_use(Some(&self.shared.lists));
             sqe.discard();
@@ -606,7 +623,7 @@ impl Pusher {
 
     /// Ends an open chain with its last entry so far, so that it can be submitted.
     pub(super) fn close_chain(&mut self) {
-        if std::mem::take(&mut self.open)
+        if mem::take(&mut self.open)
             && let Some(mut last) = self.sq.unwrite()
         {
             last.flags.remove(EntryFlags::CHAINED);
