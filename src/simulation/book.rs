@@ -285,6 +285,10 @@ pub(super) struct RingBook {
     /// Units that refused pushes of messages took and give back in the next turn.
     pub(super) coming_back: u64,
     pub(super) deadline: Option<Nanos>,
+    /// Until its core hears of the closing.
+    pub(super) grace: Option<Nanos>,
+    /// When its core is to stop waiting for what is in flight.
+    pub(super) gives_up: Option<Nanos>,
     pub(super) finished: bool,
     pub(super) drains: bool,
     /// Segments that pushes came as far as taking a share of.

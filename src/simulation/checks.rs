@@ -23,6 +23,11 @@ impl World {
         book.offers.clear();
         book.issued_now.clear();
         let now = self.now;
+        for ring in book.rings.iter_mut().filter(|ring| ring.core == core) {
+            if let Some(grace) = ring.grace.take() {
+                ring.gives_up = Some(now + grace);
+            }
+        }
         let rings: Vec<_> = book.rings.iter().map(|ring| ring.core == core && !ring.finished).collect();
         for record in &mut book.records {
             if record.began.is_none() && record.submitted.is_some_and(|at| at <= turns) && rings[record.ring] {
@@ -205,6 +210,19 @@ impl World {
         for (due, uid) in missed {
             let plan = book.records[uid].plan.clone();
             book.violate(format!("core {core} sleeps until {until:?}, and entry {uid}, {plan:?}, is due at {due}"));
+        }
+        // Whoever ends the engine of a ring wakes its core.
+        let ending: Vec<_> = self.cores[core].core.iter().flat_map(crate::core::Core::ending_engines).collect();
+        let closing = |&at: &usize| {
+            let ring = &book.rings[at];
+            let waits = !ring.finished && !ending.contains(&self.engines[self.rings[at].engine].id);
+            ring.core == core && waits && ring.gives_up.is_some_and(|at| at < until_or_never)
+        };
+        if let Some(late) = (0..self.rings.len()).find(closing) {
+            let gives_up = book.rings[late].gives_up;
+            book.violate(format!(
+                "core {core} sleeps until {until:?}, and ring {late}, which closes, waits to {gives_up:?}"
+            ));
         }
         let now = book.now;
         if awaits && until.is_none_or(|until| until > now + ASK_AT_LEAST) {

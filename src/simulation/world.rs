@@ -88,7 +88,7 @@ pub(super) struct RingWorld {
 
 #[derive(Debug)]
 pub(super) struct EngineWorld {
-    id: u64,
+    pub(super) id: u64,
     pub(super) engine: Option<Engine>,
     pub(super) region: Option<Registered>,
     pub(super) peers: Vec<Segment>,
@@ -125,6 +125,8 @@ pub(super) struct World {
     pub(super) quiesces: Vec<Call<()>>,
     next_producer: u64,
     pub(super) steps: u64,
+    /// The program is over: from here on every poller has the turns that it asks for.
+    pub(super) closes_all: bool,
 }
 
 /// Runs a program.
@@ -171,6 +173,7 @@ impl World {
             quiesces: Vec::new(),
             next_producer: 0,
             steps: 0,
+            closes_all: false,
             book,
             program,
         };
@@ -249,6 +252,8 @@ impl World {
             closing: false,
             coming_back: 0,
             deadline: None,
+            grace: None,
+            gives_up: None,
             finished: false,
             drains: false,
             met: Default::default(),
@@ -679,7 +684,8 @@ impl World {
         place.listens = None;
         place.ending = Some(Ending { closing, rest, deadline: self.now + grace });
         let mut book = lock(&self.book);
-        (book.rings[at].closing, book.rings[at].deadline) = (true, Some(self.now + grace));
+        let ring = &mut book.rings[at];
+        (ring.closing, ring.deadline, ring.grace) = (true, Some(self.now + grace), Some(grace));
     }
 
     /// The timeouts that never end by themselves.
