@@ -456,6 +456,15 @@ impl Book {
         false
     }
 
+    /// Whom its turn waits for in its chain: a LinkTimeout before it only watches that one.
+    pub(super) fn waits_behind(&self, record: &Record) -> Option<usize> {
+        let before = record.before?;
+        match self.records[before].plan.op {
+            PlanOp::LinkTimeout(_) => self.records[before].before,
+            _ => Some(before),
+        }
+    }
+
     /// A ring's units in use: at least and at most.
     pub(super) fn units(&self, ring: usize) -> (u64, u64) {
         let (mut least, mut most) = (0, 0);

@@ -162,7 +162,8 @@ impl World {
         if cancelled {
             // Only what is hard-linked to something that is not quiet waits on.
             for (uid, record) in book.records.iter().enumerate() {
-                stuck[uid] = record.before.is_some_and(|before| stuck[before] || book.records[before].touching > 0);
+                stuck[uid] =
+                    book.waits_behind(record).is_some_and(|before| stuck[before] || book.records[before].touching > 0);
             }
         }
         let mut wrong = Vec::new();
@@ -200,7 +201,7 @@ impl World {
                 if stuck[uid] || (record.ended.is_some() && record.result.is_some()) {
                     continue;
                 }
-                let chain = record.before.is_some_and(|before| {
+                let chain = book.waits_behind(record).is_some_and(|before| {
                     let unquiet = book.records[before].touching > 0;
                     stuck[before] || unquiet
                 });
