@@ -91,13 +91,16 @@ impl Shop {
     }
 
     fn occupy_some(&mut self, workers: u64) {
-        let before = self.memory.calls().len();
         for worker in 0..workers {
             let key = format!("held{worker}");
+            let calls = |memory: &moonring::store::Memory| {
+                memory.calls().iter().flatten().filter(|called| **called == key).count()
+            };
+            let before = calls(&self.memory);
             self.memory.hold(&key);
             let entry = self.exist(&key).user_data(u64::MAX - worker);
             self.submit(entry);
-            self.await_calls(before + worker as usize + 1);
+            await_that(|| calls(&self.memory) > before);
         }
     }
 
