@@ -85,7 +85,7 @@ fn a_listener_that_never_accepts_ends_the_open_at_its_limit_and_holds_up_nobody(
 #[ignore = "needs cargo xtask setup"]
 fn reads_from_a_peer_that_is_stopped_among_them_have_the_right_bytes() {
     let _alone = alone();
-    const LEN: usize = 4 << 20;
+    const LEN: usize = 16 << 20;
     const READS: usize = 4;
     let mut peer = Peer::start(READS * LEN);
     peer.fill(1, 0, READS * LEN);
@@ -93,28 +93,32 @@ fn reads_from_a_peer_that_is_stopped_among_them_have_the_right_bytes() {
     let region = engine.register(Region::alloc(READS * LEN).unwrap()).unwrap();
     let segment = engine.open_segment(&peer.info.segment, LIMIT).unwrap();
     let mut ring = Ring::builder().build(READS as u32, &engine).unwrap();
-    for at in (0..READS).map(|read| read * LEN) {
-        let read = opcode::Read::new(region.slice(at..at + LEN).unwrap(), segment.at(peer.info.address + at as u64));
-        ring.submission().push(read.build()).unwrap();
-    }
-    ring.submit().unwrap();
-    // The first bytes are here.
-    let end = Instant::now() + LIMIT;
-    while (0..READS).all(|read| matching(&region, 1, read * LEN, PAGE) < PAGE) {
-        assert!(Instant::now() < end);
-    }
-    peer.signal(libc::SIGSTOP);
-    let halfway = ring.completion().len();
-    std::thread::sleep(Duration::from_millis(300));
-    let later = ring.completion().len();
-    peer.signal(libc::SIGCONT);
-    assert_eq!(ring.wait_timeout(READS, LIMIT), Ok(READS));
-    for cqe in ring.completion() {
-        assert_eq!(cqe.result(), Ok(LEN as u32), "{cqe:?}");
-    }
-    assert_eq!(matching(&region, 1, 0, READS * LEN), READS * LEN);
-    // Bytes that were on their way when it was stopped may have ended one that was all but done.
-    assert!(later <= halfway + 1, "{halfway} reads had ended when the peer was stopped, {later} somewhat later");
+    // The stop may come late. One among a few comes while bytes are missing that no socket holds.
+    let stopped_midway = (0..10).any(|_| {
+        fill(&region, 2, 0, READS * LEN);
+        for at in (0..READS).map(|read| read * LEN) {
+            let read =
+                opcode::Read::new(region.slice(at..at + LEN).unwrap(), segment.at(peer.info.address + at as u64));
+            ring.submission().push(read.build()).unwrap();
+        }
+        ring.submit().unwrap();
+        // The first bytes are here.
+        let end = Instant::now() + LIMIT;
+        while (0..READS).all(|read| matching(&region, 1, read * LEN, PAGE) < PAGE) {
+            assert!(Instant::now() < end);
+        }
+        peer.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(300));
+        let later = ring.completion().len();
+        peer.signal(libc::SIGCONT);
+        assert_eq!(ring.wait_timeout(READS, LIMIT), Ok(READS));
+        for cqe in ring.completion() {
+            assert_eq!(cqe.result(), Ok(LEN as u32), "{cqe:?}");
+        }
+        assert_eq!(matching(&region, 1, 0, READS * LEN), READS * LEN);
+        later < READS
+    });
+    assert!(stopped_midway);
 }
 
 #[test]
