@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Every cell of a peer and every buffer here holds a pattern (pattern.rs) that says whose bytes they are, so that each result
-//! can be held against the bytes. What must not happen is an [`Anomaly`](tally::Anomaly).
+//! can be held against the bytes. What must not happen is an [`Anomaly`].
 
 mod crew;
 mod faults;
