@@ -1,5 +1,7 @@
 //! What happens to a process with rings: signals, fork, and its end with work outstanding.
 
+#[path = "common/children.rs"]
+mod children;
 mod common;
 
 use std::io::ErrorKind;
@@ -7,13 +9,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::os::unix::thread::JoinHandleExt;
 use std::pin::pin;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use children::{wait_for, wait_for_program};
 use common::{LIMIT, Setup, reap_exactly};
 use moonring::fence::FenceStatus;
 use moonring::opcode::{Cancel, MsgRing, Nop, Read, Select, Wait};
@@ -59,33 +62,6 @@ fn check(child: i32, from: OwnedFd) {
     let mut said = String::new();
     let _ = std::io::Read::read_to_string(&mut fs::File::from(from), &mut said);
     assert!(status.success(), "the child: {status}: {said}");
-}
-
-/// Waits for the end of a program, which is killed at the limit.
-fn wait_for_program(child: &mut Child) -> ExitStatus {
-    let end = Instant::now() + LIMIT;
-    loop {
-        match child.try_wait().unwrap() {
-            Some(status) => return status,
-            None if Instant::now() > end => child.kill().unwrap(),
-            None => thread::sleep(Duration::from_millis(2)),
-        }
-    }
-}
-
-/// Waits for the end of a forked child, which is killed at the limit.
-fn wait_for(child: i32) -> ExitStatus {
-    let end = Instant::now() + LIMIT;
-    let mut status = 0;
-    // SAFETY: the child is ours and not reaped yet.
-    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
-        if Instant::now() > end {
-            // SAFETY: as above.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    ExitStatus::from_raw(status)
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: T, want: T) -> Result<(), String> {

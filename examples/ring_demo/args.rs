@@ -2,12 +2,12 @@
 
 use std::error::Error;
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use moonring::Engine;
 #[cfg(feature = "mooncake")]
 use moonring::mooncake::{self, LogLevel};
 
+use crate::common::args::{count, page_size};
 use crate::common::stream::Compute;
 
 /// Loads KV-cache pages from a prefill side while the compute stream still copies into them, with and without fences
@@ -80,17 +80,5 @@ impl Transport {
             }
             Transport::Loopback => Ok(Engine::loopback()),
         }
-    }
-}
-
-fn count(most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=most)
-}
-
-fn page_size(text: &str) -> Result<usize, String> {
-    const MOST: usize = 1 << 30;
-    match text.parse() {
-        Ok(bytes @ 8..=MOST) if bytes % 8 == 0 => Ok(bytes),
-        _ => Err(format!("a page has 8 to {MOST} bytes, a multiple of 8")),
     }
 }

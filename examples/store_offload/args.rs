@@ -1,8 +1,8 @@
 //! The command line.
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 
+use crate::common::args::{count, page_size};
 use crate::common::stream::Compute;
 
 /// Offloads KV-cache pages to a Store and loads them again, as an engine's connector does, with and without fences
@@ -64,17 +64,5 @@ impl Args {
     /// Blocks of a prompt.
     pub fn blocks(&self) -> usize {
         self.document_blocks + self.question_blocks
-    }
-}
-
-fn count(most: u64) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=most)
-}
-
-fn page_size(text: &str) -> Result<usize, String> {
-    const MOST: usize = 1 << 30;
-    match text.parse() {
-        Ok(bytes @ 8..=MOST) if bytes % 8 == 0 => Ok(bytes),
-        _ => Err(format!("a page has 8 to {MOST} bytes, a multiple of 8")),
     }
 }

@@ -2,6 +2,8 @@
 #![cfg(feature = "mooncake")]
 
 mod adopted;
+#[path = "../common/children.rs"]
+mod children;
 mod faults;
 mod memory;
 mod merging;
@@ -13,8 +15,6 @@ mod sick;
 mod stats;
 mod store;
 mod vectored;
-
-use std::time::{Duration, Instant};
 
 use moonring::{Region, Ring, Stage, mooncake, opcode};
 use peer::{LIMIT, Peer, alone, engine, fill, matching};
@@ -121,17 +121,8 @@ fn a_forked_child_can_drop_the_engine_and_use_it_for_nothing() {
         // SAFETY: as above.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) }
     }
-    let end = Instant::now() + LIMIT;
-    let mut status = 0;
-    // SAFETY: the child is ours.
-    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
-        if Instant::now() > end {
-            // SAFETY: as above; it is not reaped yet.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert_eq!(status, 0, "the child hung, crashed or used its parent's engine");
+    let status = children::wait_for(child);
+    assert!(status.success(), "the child hung, crashed or used its parent's engine");
     let mut bytes = [0; 6];
     region.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"parent");

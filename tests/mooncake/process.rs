@@ -1,41 +1,15 @@
 //! What happens to a process with real engines: signals, fork, and its end with work outstanding.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 use std::{env, fs, thread};
 
 use moonring::opcode::{Read, Write};
 use moonring::{Refusal, Region, Ring, WaitError};
 
+use crate::children::{wait_for, wait_for_program};
 use crate::peer::{LIMIT, Peer, alone, engine, this_test};
-
-/// Waits for the end of a program, which is killed at the limit.
-fn wait_for_program(child: &mut Child) -> ExitStatus {
-    let end = Instant::now() + LIMIT;
-    loop {
-        match child.try_wait().unwrap() {
-            Some(status) => return status,
-            None if Instant::now() > end => child.kill().unwrap(),
-            None => thread::sleep(Duration::from_millis(2)),
-        }
-    }
-}
-
-/// Waits for the end of a forked child, which is killed at the limit.
-fn wait_for(child: i32) -> ExitStatus {
-    let end = Instant::now() + LIMIT;
-    let mut status = 0;
-    // SAFETY: the child is ours and not reaped yet.
-    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
-        if Instant::now() > end {
-            // SAFETY: as above.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    ExitStatus::from_raw(status)
-}
 
 /// Neither ours nor Mooncake's own.
 #[test]
