@@ -371,9 +371,7 @@ impl Pusher {
         }
     }
 
-    /// Checks the entry and takes what it needs. Its single fence is moved in by the caller. Always inlined, so that the SQE is
-    /// built in registers: through memory it would be written narrow and read back wide.
-    #[inline(always)]
+    /// Checks the entry and takes what it needs. Its single fence is moved in by the caller.
     fn lower(&mut self, entry: &Entry) -> Result<Sqe, Refusal> {
         match self.shared.life() {
             Life::Open => {}
@@ -430,17 +428,12 @@ impl Pusher {
         if let Some(peer) = sqe.peer()
             && let Err(why) = self.take_share(peer, entry)
         {
-            let mut refused = sqe;
-            refused.end_use(Some(&self.shared.lists));
-            self.give_side_back(sqe.side);
+            self.let_go(sqe);
             return Err(why);
         }
         if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
             self.give_share_back(&sqe);
-            // Of a copy: the one that is written has no address, so that it stays in registers.
-            let mut refused = sqe;
-            refused.end_use(Some(&self.shared.lists));
-            self.give_side_back(sqe.side);
+            self.let_go(sqe);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
         }
         if let Payload::Other(Other::Values { target: Some(target), .. }) = &entry.payload {
@@ -453,6 +446,12 @@ impl Pusher {
             sqe.set_mailbox(Arc::clone(target));
         }
         Ok(sqe)
+    }
+
+    /// Gives back what a refused entry had taken first: its uses, and its side block.
+    fn let_go(&self, mut sqe: Sqe) {
+        sqe.end_use(Some(&self.shared.lists));
+        self.give_side_back(sqe.side);
     }
 
     fn check(&self, transfer: &Transfer) -> Result<(), Refusal> {
