@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, Setup};
 use moonring::code::errno;
 use moonring::fence::{self, FenceStatus};
-use moonring::opcode::{Nop, Timeout, Wait};
+use moonring::opcode::{Cancel, Nop, Timeout, Wait};
 use moonring::sim::{Probe, Sim};
 use moonring::{CqeFlags, Ended, Engine, EntryFlags, EntryFuture, Refusal, Ring, Stage, WaitError};
 
@@ -194,7 +194,8 @@ fn dropped_before_it_is_issued_it_never_is() {
             setup.ring.submit().unwrap();
         }
         if case == 2 {
-            // Its turn has to come.
+            // Its turn has to come, once the poller has heard of the drop: it obeys one call after the other.
+            assert_eq!(setup.ring.controller().cancel(Cancel::user_data(u64::MAX)), Ok(0));
             signaller.signal();
             is_dropped(&drops, case);
         } else {

@@ -161,11 +161,11 @@ impl fmt::Debug for Route {
 /// to another. A ring that is closed, or whose poller has died, ends it like all of its entries, with an error.
 ///
 /// # Dropping it
-/// asks the poller to [`cancel`](Self::cancel) the entry. If that was not issued, it never is, and its unit of the ring's
-/// capacity comes back; in a chain it fails its followers. A transfer that was issued cannot be taken back: it goes on, and
-/// keeps its unit. The buffer is dropped when nothing touches it any more, by the poller's thread, so its `drop` should be
-/// short, and must not close a ring. [`detach`](Self::detach) lets the entry run all the same. Forgetting the future
-/// (`mem::forget`) leaks the buffer.
+/// asks the poller to [`cancel`](Self::cancel) the entry. If that is not issued when the poller hears of it, it never is, and
+/// its unit of the ring's capacity comes back; in a chain it fails its followers. A transfer that was issued cannot be taken
+/// back: it goes on, and keeps its unit. The buffer is dropped when nothing touches it any more, by the poller's thread, so
+/// its `drop` should be short, and must not close a ring. [`detach`](Self::detach) lets the entry run all the same.
+/// Forgetting the future (`mem::forget`) leaks the buffer.
 ///
 /// ```
 /// # use std::future::Future;
