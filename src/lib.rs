@@ -247,6 +247,10 @@
 //! | `tracing` | no | events of the `tracing` crate about rings, engines, segments and peers, under the target `moonring` |
 //! | `unstable-transport` | no | `moonring::transport`: write a transport of your own; may change in any version |
 
+// tests/common/gpu.rs, which the unit tests of CUDA use too, knows this crate by its name.
+#[cfg(all(test, feature = "cuda"))]
+extern crate self as moonring;
+
 mod bytes;
 mod clock;
 pub mod code;

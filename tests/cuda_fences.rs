@@ -12,7 +12,7 @@ use std::{env, ptr, thread};
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
 use fake_cuda::{Call, Driver, thread_id};
-use gpu::{Gpu, LIMIT, Pinned, a_stream, copy, set_current};
+use gpu::{Gpu, LIMIT, Pinned, a_stream, set_current};
 use moonring::code::errno;
 use moonring::cuda::{Context, CudaError, RawHandle, Stream};
 use moonring::{Cqe, Engine, Fence, Region, Registered, Ring, Segment, Stage, fence, opcode};
@@ -136,20 +136,15 @@ fn end_capture(stream: &Stream) -> bool {
 
 // What the fence is for
 
-/// Copies a page on a stream, as a cache manager does before it lets a page be overwritten.
-fn copy_on_write(s: &Setup, stream: &Stream, from: usize, to: usize) {
-    copy(stream, &s.ours, from * PAGE, to * PAGE, PAGE);
-    set_current(ptr::null_mut());
-}
-
 #[test]
 fn a_load_behind_a_copy_never_wins_with_the_fence_and_does_without() {
     let mut s = setup();
     let stream = a_stream();
-    let _pinned = Pinned::new(&s.ours, stream.context());
+    let pinned = Pinned::new(&s.ours, stream.context());
     for (page, fenced) in (0..100).map(|page| (page, page % 2 == 0)) {
         let held = s.gpu.hold(&stream);
-        copy_on_write(&s, &stream, page, 100 + page);
+        // As a cache manager copies a page before it lets it be overwritten.
+        pinned.copy(&stream, page * PAGE, (100 + page) * PAGE, PAGE);
         let fence = stream.fence().unwrap();
         let fences = [&fence];
         s.load(page, if fenced { &fences } else { &[] });
@@ -321,9 +316,11 @@ fn b4_polling_beside_graph_captures() {
     s.load(100, &[&fence]);
     let (res, stage, code) = gate_failure(&s.reap(1)[&100]);
     // Not known for certain of a real driver, once the capture has ended.
-    println!("FACT an event of a capture that has ended answers {code}");
-    assert_eq!((res, stage, [1, 907].contains(&code)), (-errno::EIO, Stage::Gate, true));
-    assert_eq!(s.page(100), OLD);
+    println!("FACT an entry behind an event of a capture that has ended: {res} at {stage:?}, CUDA code {code}");
+    if s.gpu.fake.is_some() {
+        assert_eq!((res, stage, [1, 907].contains(&code)), (-errno::EIO, Stage::Gate, true));
+        assert_eq!(s.page(100), OLD);
+    }
 }
 
 #[test]
@@ -392,9 +389,10 @@ fn b6_contexts_of_two_devices_and_of_others_and_none_but_those() {
         Err(error) => println!("NOT CHECKED: b6: a second device: {error}"),
     }
     let with_ours = s.gpu.controls("b6: which contexts there are").map(Driver::live);
+    // Before the holds: allocating may wait for held streams.
+    let timelines: Vec<_> = streams.iter().map(|stream| stream.timeline().unwrap()).collect();
     let held: Vec<_> = streams.iter().map(|stream| s.gpu.hold(stream)).collect();
     let fences: Vec<_> = streams.iter().map(|stream| stream.fence().unwrap()).collect();
-    let timelines: Vec<_> = streams.iter().map(|stream| stream.timeline().unwrap()).collect();
     let pages: Vec<usize> = (0..streams.len()).collect();
     for page in &pages {
         let value = timelines[*page].signal().unwrap();
@@ -427,9 +425,10 @@ fn b6_default_streams_join_what_they_join() {
         [ptr::null_mut(), 2 as RawHandle, blocking.cast()].map(|raw| unsafe { Stream::adopt(raw) }.unwrap());
     let free = a_stream();
     set_current(ptr::null_mut());
+    // Before the hold: allocating may wait for held streams.
+    let timeline = legacy.timeline().unwrap();
     let held = s.gpu.hold(&blocking);
     let fences = [&legacy, &free].map(|stream| stream.fence().unwrap());
-    let timeline = legacy.timeline().unwrap();
     let value = timeline.signal().unwrap();
     // Behind the legacy stream, which waits.
     let behind = mine.fence().unwrap();

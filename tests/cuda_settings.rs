@@ -79,7 +79,7 @@ fn loads_behind_copies(gpu: &Gpu, fence: impl FnOnce(&Stream) -> Fence) {
     let stream = a_stream();
     let pinned = Pinned::new(&s.ours, stream.context());
     let held = gpu.hold(&stream);
-    copy(&stream, &s.ours, 0, PAGE, PAGE);
+    pinned.copy(&stream, 0, PAGE, PAGE);
     let load = s.read(0, PAGE).wait(&fence(&stream));
     s.push(load);
     s.ring.submit().unwrap();

@@ -15,7 +15,7 @@ use cudarc::driver::sys;
 use fake_cuda::Knob;
 use gpu::*;
 use moonring::code::errno;
-use moonring::cuda::{Context, CudaError, RawHandle, Release, Stream};
+use moonring::cuda::{Context, CudaError, Progress, RawHandle, Release, Stream};
 use moonring::fence::{Failure, FenceStatus};
 use moonring::sim::Sim;
 use moonring::{Cqe, CqeFlags, Entry, Fence, Stage, fence, opcode};
@@ -50,6 +50,13 @@ fn wait_for(fence: &Fence, user_data: u64) -> Entry {
 fn submit(s: &mut Setup, entry: Entry) {
     s.ring.submission().push(entry).unwrap();
     s.ring.submit().unwrap();
+}
+
+/// Submits an entry that moves the timeline; the value that it will have.
+fn signalling(s: &mut Setup, entry: Entry, loads: &Progress) -> u64 {
+    let value = s.ring.submission().push_signalling(entry, loads.entries()).unwrap();
+    s.ring.submit().unwrap();
+    value
 }
 
 /// Nothing completes for a while.
@@ -101,7 +108,7 @@ fn entries_wait_for_a_stream_without_driver_calls() {
     nothing_completes(&mut s);
     held_later.release();
     assert!(reap(&mut s, 2).iter().all(|cqe| cqe.user_data() == 2 && cqe.result().is_ok()));
-    assert_eq!(gpu.calls_of_others(), Vec::<&str>::new(), "the poller called the driver");
+    gpu.no_calls_of_others("the poller's calls while entries wait for a word");
 }
 
 #[test]
@@ -110,11 +117,11 @@ fn a_load_behind_a_signal_is_never_early() {
     let mut s = Setup::loopback(64);
     fill(&s);
     let stream = a_stream();
-    let _pinned = Pinned::new(&s.ours, stream.context());
+    let pinned = Pinned::new(&s.ours, stream.context());
     let timeline = stream.timeline().unwrap();
     for page in 0..100 {
         let held = (page % 3 == 0).then(|| gpu.hold(&stream));
-        copy(&stream, &s.ours, page * PAGE, (100 + page) * PAGE, PAGE);
+        pinned.copy(&stream, page * PAGE, (100 + page) * PAGE, PAGE);
         let copied = timeline.at(timeline.signal().unwrap()).unwrap();
         let load = s.read(page * PAGE, PAGE).wait(&copied);
         submit(&mut s, load);
@@ -175,13 +182,13 @@ fn each_replay_of_a_graph_signals_a_value_of_its_own() {
     let mut s = Setup::loopback(64);
     fill(&s);
     let stream = a_stream();
-    let _pinned = Pinned::new(&s.ours, stream.context());
+    let pinned = Pinned::new(&s.ours, stream.context());
     let timeline = stream.timeline().unwrap();
     // SAFETY: the graph goes before the signal, and each launch follows a `next`.
     let error = unsafe { timeline.capture_signal() }.unwrap_err();
     assert_eq!(error, CudaError::NotCapturing { stream: number(stream.as_raw()) });
     begin_capture(&stream);
-    copy(&stream, &s.ours, 0, PAGE, PAGE);
+    pinned.copy(&stream, 0, PAGE, PAGE);
     // SAFETY: as above.
     let mut signal = unsafe { timeline.capture_signal() }.unwrap();
     let graph = end_capture(&stream);
@@ -250,6 +257,8 @@ fn words_are_used_again_only_when_their_last_value_is_written() {
     if let (Some(fake), Some(before)) = (gpu.controls("how much pinned memory is used"), before) {
         assert_eq!(fake.live(), before);
     }
+    // Made now, as allocating may wait for held streams.
+    drop((0..80).map(|_| stream.timeline().unwrap()).collect::<Vec<_>>());
     let held = gpu.hold(&stream);
     let (old, mine) = (stream.timeline().unwrap(), a_stream().timeline().unwrap());
     let late = old.signal().unwrap();
@@ -288,8 +297,9 @@ fn threads_signal_in_the_order_of_the_stream() {
 #[test]
 fn nothing_here_spoils_another_threads_capture() {
     let gpu = gpu();
-    for ordering in [100, 0] {
-        if let Some(fake) = gpu.controls("a device that is flushed beside captures") {
+    let fake = gpu.controls("a device that is flushed beside captures");
+    for &ordering in if fake.is_some() { &[100, 0][..] } else { &[100] } {
+        if let Some(fake) = fake {
             fake.set(Knob::Attribute(ORDERING, ordering));
             // What is not known to be allowed is not allowed.
             fake.set_unsafe("cuFlushGPUDirectRDMAWrites", true);
@@ -315,12 +325,19 @@ fn nothing_here_spoils_another_threads_capture() {
             submit(&mut s, wait_for(&many[0].at(value).unwrap(), 1));
             submit(&mut s, wait_for(&stream.fence().unwrap(), 2));
             // Until the poller asks the driver about the word as well.
-            thread::sleep(Duration::from_millis(if gpu.fake.is_some() { 900 } else { 100 }));
+            thread::sleep(Duration::from_millis(900));
             held.release();
             reap(&mut s, 2);
             let loads = context.progress(4).unwrap();
             let value = s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
-            let loaded = loads.hold(&stream, value, LONG).unwrap();
+            let loaded = match loads.hold(&stream, value, LONG) {
+                Ok(loaded) => loaded,
+                Err(why) => {
+                    assert!(fake.is_none() && loads.release().is_err(), "{why}");
+                    println!("NOT CHECKED: streams that wait for loads beside captures: {why}");
+                    loads.entries().at(value).unwrap()
+                }
+            };
             s.ring.submit().unwrap();
             reap(&mut s, 1);
             while loaded.status() == PENDING {
@@ -340,24 +357,34 @@ fn nothing_here_spoils_another_threads_capture() {
 struct Behind {
     s: Setup,
     stream: Stream,
-    _pinned: Pinned,
+    pinned: Pinned,
+}
+
+/// With the timeline that the loads move, or `None` and a word about it where streams cannot wait for loads.
+fn behind(s: Setup, window: u32) -> Option<(Behind, Progress)> {
+    fill(&s);
+    let stream = a_stream();
+    let loads = stream.context().progress(window).unwrap();
+    if gpu::is_real() {
+        println!("FACT a stream that waits for loads is released: {:?}", loads.release());
+        if let Err(why) = loads.release() {
+            println!("NOT CHECKED: streams that wait for loads: {why}");
+            return None;
+        }
+    }
+    let pinned = Pinned::new(&s.ours, stream.context());
+    Some((Behind { s, stream, pinned }, loads))
 }
 
 impl Behind {
-    fn new(s: Setup) -> Behind {
-        fill(&s);
-        let stream = a_stream();
-        let pinned = Pinned::new(&s.ours, stream.context());
-        Behind { s, stream, _pinned: pinned }
-    }
-
-    fn context(&self) -> Context {
-        self.stream.context().clone()
+    /// Submits an entry that moves the timeline; the value that it will have.
+    fn push(&mut self, entry: Entry, loads: &Progress) -> u64 {
+        signalling(&mut self.s, entry, loads)
     }
 
     /// Queues a copy of page 0 to page 1.
     fn copy(&self) {
-        copy(&self.stream, &self.s.ours, 0, PAGE, PAGE);
+        self.pinned.copy(&self.stream, 0, PAGE, PAGE);
     }
 
     fn copied(&self) -> u8 {
@@ -368,15 +395,15 @@ impl Behind {
 #[test]
 fn a_stream_waits_for_entries_and_the_poller_calls_no_driver() {
     let gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
-    assert_eq!(loads.release(), Ok(Release::Direct));
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
+    if gpu.fake.is_some() {
+        assert_eq!(loads.release(), Ok(Release::Direct));
+    }
     for round in 0..20 {
         b.s.theirs.write_at(0, &[10 + round; PAGE]).unwrap();
         let (signaller, go) = fence::host();
         let load = b.s.read(0, PAGE).wait(&go);
-        let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
-        b.s.ring.submit().unwrap();
+        let value = b.push(load, &loads);
         let loaded = loads.hold(&b.stream, value, LONG).unwrap();
         b.copy();
         if round % 5 == 0 {
@@ -387,7 +414,7 @@ fn a_stream_waits_for_entries_and_the_poller_calls_no_driver() {
         signaller.signal();
         runs(&b.stream);
         assert_eq!((loaded.status(), b.copied()), (SIGNALLED, 10 + round));
-        assert_eq!(gpu.calls_of_others(), Vec::<&str>::new(), "releasing a stream called the driver");
+        gpu.no_calls_of_others("the poller's calls while it releases a stream");
         assert_eq!(reap(&mut b.s, 1)[0].result(), Ok(PAGE as u32));
         // What has passed holds nobody.
         let passed = loads.hold(&b.stream, value, LONG).unwrap();
@@ -399,16 +426,13 @@ fn a_stream_waits_for_entries_and_the_poller_calls_no_driver() {
 #[test]
 fn a_stream_waits_for_the_prefix() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     let (signallers, values): (Vec<_>, Vec<_>) = (0..4)
         .map(|n| {
             let (signaller, go) = fence::host();
-            let value = b.s.ring.submission().push_signalling(wait_for(&go, n), loads.entries()).unwrap();
-            (signaller, value)
+            (signaller, b.push(wait_for(&go, n), &loads))
         })
         .unzip();
-    b.s.ring.submit().unwrap();
     let upper = a_stream();
     let (two, four) = (loads.hold(&b.stream, values[1], LONG).unwrap(), loads.hold(&upper, values[3], LONG).unwrap());
     let mut signallers = signallers.into_iter();
@@ -427,12 +451,10 @@ fn a_stream_waits_for_the_prefix() {
 #[test]
 fn a4_a_failed_entry_releases_the_stream_and_the_host_sees_it() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     let (signaller, go) = fence::host();
     let load = b.s.read(0, PAGE).wait(&go);
-    let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(load, &loads);
     let loaded = loads.hold(&b.stream, value, LONG).unwrap();
     b.copy();
     stands_still(&b.stream);
@@ -447,8 +469,7 @@ fn a4_a_failed_entry_releases_the_stream_and_the_host_sees_it() {
 #[test]
 fn closing_a_ring_releases_streams() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     let (_signaller, never) = fence::host();
     let value = b.s.ring.submission().push_signalling(wait_for(&never, 1), loads.entries()).unwrap();
     let loaded = loads.hold(&b.stream, value, LONG).unwrap();
@@ -461,13 +482,11 @@ fn closing_a_ring_releases_streams() {
 #[test]
 fn the_limit_of_a_wait_fails_the_entry_then_the_stream_goes_on() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     let (signaller, go) = fence::host();
     let (first, second) = (b.s.read(0, PAGE), b.s.read(2 * PAGE, PAGE).wait(&go));
-    let done = b.s.ring.submission().push_signalling(first.user_data(1), loads.entries()).unwrap();
-    let stuck = b.s.ring.submission().push_signalling(second.user_data(2), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let done = b.push(first.user_data(1), &loads);
+    let stuck = b.push(second.user_data(2), &loads);
     let started = Instant::now();
     let limit = Duration::from_millis(50);
     let (well, late) = (loads.hold(&b.stream, done, limit).unwrap(), loads.hold(&b.stream, stuck, limit).unwrap());
@@ -481,8 +500,7 @@ fn the_limit_of_a_wait_fails_the_entry_then_the_stream_goes_on() {
     signaller.signal();
     assert_eq!(byte(&b.s, 2), 1, "never issued");
     // What comes later counts on, and has failed: the prefix has.
-    let next = b.s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let next = b.push(opcode::Nop::new().build(), &loads);
     let after = loads.hold(&b.stream, next, LONG).unwrap();
     runs(&b.stream);
     assert_eq!(after.status(), failed(errno::ETIME));
@@ -492,11 +510,9 @@ fn the_limit_of_a_wait_fails_the_entry_then_the_stream_goes_on() {
 fn an_entry_with_the_transport_is_told_late_and_its_buffer_later() {
     let _gpu = gpu();
     let slow = Duration::from_millis(300);
-    let mut b = Behind::new(Setup::simulated(64, Sim::new(1).delay(slow..slow)));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::simulated(64, Sim::new(1).delay(slow..slow)), 16) else { return };
     let load = b.s.read(0, PAGE);
-    let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(load, &loads);
     let late = loads.hold(&b.stream, value, Duration::from_millis(30)).unwrap();
     runs(&b.stream);
     assert_eq!(late.status(), failed(errno::ETIME));
@@ -509,8 +525,7 @@ fn an_entry_with_the_transport_is_told_late_and_its_buffer_later() {
 #[test]
 fn the_limit_counts_for_entries_that_nobody_submits() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(1).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 1) else { return };
     let load = b.s.read(0, PAGE);
     let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
     let late = loads.hold(&b.stream, value, Duration::from_millis(30)).unwrap();
@@ -521,8 +536,7 @@ fn the_limit_counts_for_entries_that_nobody_submits() {
     b.s.ring.submit().unwrap();
     let cqe = reap(&mut b.s, 1)[0];
     assert_eq!((cqe.res(), cqe.stage(), byte(&b.s, 0)), (-errno::ETIME, Stage::Gate, 1));
-    b.s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    b.push(opcode::Nop::new().build(), &loads);
     reap(&mut b.s, 1);
     assert_eq!(loads.entries().value(), 2);
 }
@@ -530,14 +544,12 @@ fn the_limit_counts_for_entries_that_nobody_submits() {
 #[test]
 fn a_member_of_a_chain_ends_late_when_its_turn_comes() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(4).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 4) else { return };
     let (signaller, go) = fence::host();
     let first = wait_for(&go, 1).flags(moonring::EntryFlags::IO_LINK);
     b.s.ring.submission().push(first).unwrap();
     let load = b.s.read(0, PAGE).user_data(2);
-    let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(load, &loads);
     let late = loads.hold(&b.stream, value, Duration::from_millis(30)).unwrap();
     runs(&b.stream);
     assert_eq!(late.status(), failed(errno::ETIME));
@@ -551,11 +563,9 @@ fn a_member_of_a_chain_ends_late_when_its_turn_comes() {
 #[test]
 fn dropping_the_timeline_releases_streams() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(4).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 4) else { return };
     let (signaller, go) = fence::host();
-    let value = b.s.ring.submission().push_signalling(wait_for(&go, 1), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(wait_for(&go, 1), &loads);
     let loaded = loads.hold(&b.stream, value, LONG).unwrap();
     let other = loads.clone();
     drop(loads);
@@ -570,13 +580,11 @@ fn dropping_the_timeline_releases_streams() {
 #[test]
 fn the_wrong_streams_are_refused_and_do_not_wait() {
     let gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(4).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 4) else { return };
     assert_eq!(loads.hold(&b.stream, 1, LONG).unwrap_err(), CudaError::NotSignalled { last: 0, asked: 1 });
     let (signaller, go) = fence::host();
-    let value = b.s.ring.submission().push_signalling(wait_for(&go, 1), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
-    set_current(b.context().as_raw());
+    let value = b.push(wait_for(&go, 1), &loads);
+    set_current(b.stream.context().as_raw());
     let mut blocking = ptr::null_mut();
     // SAFETY: an out pointer.
     unsafe { sys::cuStreamCreate(&mut blocking, 0) }.result().unwrap();
@@ -631,11 +639,9 @@ fn what_each_device_allows() {
         for (attribute, value) in [(ORDERING, ordering), (FLUSH_OPTIONS, options), (HOST_PAGE_TABLES, tables)] {
             fake.set(Knob::Attribute(attribute, value));
         }
-        let mut b = Behind::new(Setup::loopback(64));
-        let loads = b.context().progress(4).unwrap();
+        let Some((mut b, loads)) = behind(Setup::loopback(64), 4) else { return };
         assert_eq!(loads.release(), expected, "118 = {ordering}, 117 = {options}, 100 = {tables}");
-        let value = b.s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
-        b.s.ring.submit().unwrap();
+        let value = b.push(opcode::Nop::new().build(), &loads);
         match expected {
             Ok(_) => {
                 let done = loads.hold(&b.stream, value, LONG).unwrap();
@@ -658,13 +664,11 @@ fn a_device_that_needs_it_is_flushed_before_its_streams_go_on() {
     let gpu = gpu();
     let Some(fake) = gpu.controls("flushes") else { return };
     fake.set(Knob::Attribute(ORDERING, 0));
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     assert_eq!(loads.release(), Ok(Release::Flushed));
     for round in 0..10_u64 {
         let (signaller, go) = fence::host();
-        let value = b.s.ring.submission().push_signalling(wait_for(&go, round), loads.entries()).unwrap();
-        b.s.ring.submit().unwrap();
+        let value = b.push(wait_for(&go, round), &loads);
         let loaded = loads.hold(&b.stream, value, LONG).unwrap();
         stands_still(&b.stream);
         fake.take_log();
@@ -691,22 +695,19 @@ fn entries_that_fail_where_flushes_are_needed() {
     let gpu = gpu();
     let Some(fake) = gpu.controls("failures behind flushes") else { return };
     fake.set(Knob::Attribute(ORDERING, 0));
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     let (signaller, go) = fence::host();
-    let good = b.s.ring.submission().push_signalling(opcode::Nop::new().build(), loads.entries()).unwrap();
-    let bad = b.s.ring.submission().push_signalling(wait_for(&go, 2), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let good = b.push(opcode::Nop::new().build(), &loads);
+    let bad = b.push(wait_for(&go, 2), &loads);
     let (well, ill) = (loads.hold(&b.stream, good, LONG).unwrap(), loads.hold(&b.stream, bad, LONG).unwrap());
     signaller.fail(9);
     runs(&b.stream);
     assert_eq!((well.status(), ill.status()), (SIGNALLED, failed(9)));
     drop(loads);
     // And late ones.
-    let loads = b.context().progress(16).unwrap();
+    let loads = b.stream.context().progress(16).unwrap();
     let (_signaller, never) = fence::host();
-    let value = b.s.ring.submission().push_signalling(wait_for(&never, 3), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(wait_for(&never, 3), &loads);
     let late = loads.hold(&b.stream, value, Duration::from_millis(30)).unwrap();
     runs(&b.stream);
     assert_eq!(late.status(), failed(errno::ETIME));
@@ -716,8 +717,7 @@ fn entries_that_fail_where_flushes_are_needed() {
 #[test]
 fn each_replay_of_a_graph_waits_for_loads_of_its_own() {
     let _gpu = gpu();
-    let mut b = Behind::new(Setup::loopback(64));
-    let loads = b.context().progress(16).unwrap();
+    let Some((mut b, loads)) = behind(Setup::loopback(64), 16) else { return };
     begin_capture(&b.stream);
     // SAFETY: the graph goes before the hold, and each launch follows a `next`.
     let mut hold = unsafe { loads.capture_hold(&b.stream) }.unwrap();
@@ -727,8 +727,7 @@ fn each_replay_of_a_graph_waits_for_loads_of_its_own() {
         b.s.theirs.write_at(0, &[10 + round; PAGE]).unwrap();
         let (signaller, go) = fence::host();
         let load = b.s.read(0, PAGE).wait(&go);
-        let value = b.s.ring.submission().push_signalling(load, loads.entries()).unwrap();
-        b.s.ring.submit().unwrap();
+        let value = b.push(load, &loads);
         // SAFETY: the graph's own executable.
         let loaded = unsafe { hold.next(graph.exec, value, LONG) }.unwrap();
         graph.launch(&b.stream);
@@ -742,8 +741,7 @@ fn each_replay_of_a_graph_waits_for_loads_of_its_own() {
     }
     // A limit, in a graph too.
     let (_signaller, never) = fence::host();
-    let value = b.s.ring.submission().push_signalling(wait_for(&never, 0), loads.entries()).unwrap();
-    b.s.ring.submit().unwrap();
+    let value = b.push(wait_for(&never, 0), &loads);
     // SAFETY: as above.
     let late = unsafe { hold.next(graph.exec, value, Duration::from_millis(30)) }.unwrap();
     graph.launch(&b.stream);
@@ -757,12 +755,8 @@ fn each_replay_of_a_graph_waits_for_loads_of_its_own() {
 #[test]
 fn a_graph_that_waits_and_signals() {
     let gpu = gpu();
-    let mut s = Setup::loopback(64);
-    fill(&s);
-    let stream = a_stream();
-    let _pinned = Pinned::new(&s.ours, stream.context());
+    let Some((Behind { mut s, stream, pinned: _ }, loads)) = behind(Setup::loopback(64), 16) else { return };
     let timeline = stream.timeline().unwrap();
-    let loads = stream.context().progress(16).unwrap();
     set_current(stream.context().as_raw());
     let graph = new_graph();
     // SAFETY: a live graph and its own node; each launch follows a `next` of both.
@@ -789,7 +783,7 @@ fn a_graph_that_waits_and_signals() {
         let cqes = reap(&mut s, 2);
         assert_eq!(cqes.iter().map(Cqe::user_data).collect::<Vec<_>>(), [1, 2]);
         assert_eq!((held.status(), timeline.value()), (SIGNALLED, computed));
-        assert_eq!(gpu.calls_of_others(), Vec::<&str>::new());
+        gpu.no_calls_of_others("the poller's calls beside a graph");
     }
     drop(graph);
 }

@@ -51,6 +51,9 @@ mod landing;
 mod progress;
 mod stream;
 #[cfg(test)]
+#[path = "../../tests/common/gpu.rs"]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 mod timeline;
 #[cfg(test)]

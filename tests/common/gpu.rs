@@ -1,6 +1,8 @@
 //! The CUDA driver that a test runs on: the fake one, or, with `MOONRING_LIBCUDA` set, whatever the loader finds.
+//! moonring's own unit tests use this file too.
 //!
-//! A real driver has no controls. Parts that need them say so in a line that begins with `NOT CHECKED`.
+//! A real driver has no controls: no injected errors, no switches, no log of calls. Parts that need them say so in a line
+//! that begins with `NOT CHECKED`. What a real driver answers where no source tells is in lines that begin with `FACT`.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::env;
@@ -8,7 +10,7 @@ use std::ffi::c_void;
 use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
@@ -57,6 +59,15 @@ pub fn is_real() -> bool {
 
 /// Takes the driver for a test.
 pub fn gpu() -> Gpu {
+    let gpu = without_context();
+    if gpu.fake.is_none() {
+        drop(gates());
+    }
+    gpu
+}
+
+/// Takes the driver for a test that holds no stream, and makes no context.
+pub fn without_context() -> Gpu {
     static ALONE: Mutex<()> = Mutex::new(());
     let gpu = if is_real() {
         Gpu { fake: None, _alone: (None, Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))) }
@@ -80,9 +91,17 @@ impl Gpu {
     /// The controls, or `None` and a word about what is not checked.
     pub fn controls(&self, part: &str) -> Option<&'static Driver> {
         if self.fake.is_none() {
-            println!("NOT CHECKED: {part}: this is not the fake driver and has no controls");
+            println!("NOT CHECKED: {part}: a real device has no injected errors, no switches and no log of calls");
         }
         self.fake
+    }
+
+    /// Checks that no other thread than this has called the driver since the last look, where that can be known.
+    #[track_caller]
+    pub fn no_calls_of_others(&self, what: &str) {
+        if self.controls(what).is_some() {
+            assert_eq!(self.calls_of_others(), Vec::<&str>::new(), "{what}");
+        }
     }
 
     /// All calls since the last look; none on a real driver.
@@ -101,34 +120,59 @@ impl Gpu {
         if let Some(fake) = self.fake {
             return Held(Some(fake.hold(stream.as_raw())), None);
         }
-        let (host, device) = word();
-        set_current(stream.context().as_raw());
-        // SAFETY: a live stream, a word that is never freed.
-        unsafe { sys::cuStreamWaitValue64_v2(stream.as_raw().cast(), device, 1, 0) }.result().unwrap();
-        set_current(ptr::null_mut());
-        Held(None, Some(host))
+        let mut gate = gates().pop().expect("a test holds few streams at once");
+        gate.closed += 1;
+        with_current(stream.context().as_raw(), || {
+            // SAFETY: a live stream, a word that is never freed.
+            unsafe { sys::cuStreamWaitValue64_v2(stream.as_raw().cast(), gate.device, gate.closed, 0) }
+                .result()
+                .unwrap();
+        });
+        Held(None, Some(gate))
     }
 }
 
-/// A word of pinned memory of this process's, for good.
-fn word() -> (&'static AtomicU64, u64) {
-    let (mut host, mut device) = (ptr::null_mut(), 0);
-    let context = Context::primary(0).unwrap();
-    set_current(context.as_raw());
-    // SAFETY: out pointers; the memory is ours and is never freed.
-    let word = unsafe {
-        sys::cuMemHostAlloc(&mut host, 4096, 3).result().unwrap();
-        sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0).result().unwrap();
-        host.cast::<u64>().write(0);
-        AtomicU64::from_ptr(host.cast())
+/// A word of pinned memory for which streams of a real driver wait.
+struct Gate {
+    word: &'static AtomicU64,
+    device: u64,
+    /// How often it was closed. It is open when the word shows that.
+    closed: u64,
+}
+
+/// The gates that nobody uses. They are made before the first test has a stream: allocating pinned memory may wait for
+/// held streams, and would spoil a capture.
+fn gates() -> MutexGuard<'static, Vec<Gate>> {
+    const SIZE: usize = 4096;
+    const PORTABLE_AND_MAPPED: u32 = 3;
+    static GATES: OnceLock<Mutex<Vec<Gate>>> = OnceLock::new();
+    let make = || {
+        let (mut host, mut device) = (ptr::null_mut(), 0);
+        let context = Context::primary(0).unwrap();
+        with_current(context.as_raw(), || {
+            // SAFETY: out pointers; the memory is ours and is never freed.
+            unsafe {
+                sys::cuMemHostAlloc(&mut host, SIZE, PORTABLE_AND_MAPPED).result().unwrap();
+                sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0).result().unwrap();
+                ptr::write_bytes(host.cast::<u8>(), 0, SIZE);
+            }
+        });
+        // The memory is the context's.
+        std::mem::forget(context);
+        let gate = |at: usize| Gate {
+            // SAFETY: aligned, inside the page, and used as an atomic only.
+            word: unsafe { AtomicU64::from_ptr(host.byte_add(at).cast()) },
+            device: device + at as u64,
+            closed: 0,
+        };
+        Mutex::new((0..SIZE).step_by(64).map(gate).collect())
     };
-    std::mem::forget(context);
-    (word, device)
+    GATES.get_or_init(make).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A stream held back. Dropping it lets the stream go on.
 #[must_use]
-pub struct Held(Option<fake_cuda::Hold>, Option<&'static AtomicU64>);
+pub struct Held(Option<fake_cuda::Hold>, Option<Gate>);
 
 impl Held {
     pub fn release(self) {}
@@ -137,10 +181,21 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         drop(self.0.take());
-        if let Some(word) = self.1 {
-            word.store(1, Ordering::Release);
+        if let Some(gate) = self.1.take() {
+            gate.word.store(gate.closed, Ordering::Release);
+            gates().push(gate);
         }
     }
+}
+
+/// Runs `f` with this context current.
+pub fn with_current(context: RawHandle, f: impl FnOnce()) {
+    // SAFETY: a live context.
+    unsafe { sys::cuCtxPushCurrent_v2(context.cast()) }.result().unwrap();
+    f();
+    let mut popped = ptr::null_mut();
+    // SAFETY: an out pointer.
+    unsafe { sys::cuCtxPopCurrent_v2(&mut popped) }.result().unwrap();
 }
 
 pub fn set_current(context: RawHandle) {
@@ -179,33 +234,56 @@ pub fn stands_still(stream: &Stream) {
     assert!(!runs_within(stream, Duration::from_millis(10)), "the stream went on");
 }
 
-/// Tells the driver about a region, so that copies of it are not staged.
-pub struct Pinned(*mut c_void, Context);
+/// Tells the driver about a region, so that copies of it are not staged; and memory of the device by way of which it is
+/// copied. A real driver's caller waits for a copy from host memory to host memory, which work on a stream must not do.
+pub struct Pinned {
+    region: u64,
+    device: u64,
+    context: Context,
+}
 
 impl Pinned {
     pub fn new(region: &Registered, context: &Context) -> Pinned {
-        let pointer = region.address() as *mut c_void;
-        set_current(context.as_raw());
-        // SAFETY: the region outlives this.
-        unsafe { sys::cuMemHostRegister_v2(pointer, region.len(), 2) }.result().unwrap();
-        Pinned(pointer, context.clone())
+        let mut device = 0;
+        with_current(context.as_raw(), || {
+            // SAFETY: the region outlives this; an out pointer.
+            unsafe {
+                let pointer = region.address() as *mut c_void;
+                sys::cuMemHostRegister_v2(pointer, region.len(), 2).result().unwrap();
+                sys::cuMemAlloc_v2(&mut device, region.len()).result().unwrap();
+            }
+        });
+        Pinned { region: region.address(), device, context: context.clone() }
+    }
+
+    /// Queues a copy of `len` bytes from one offset of the region to another.
+    pub fn copy(&self, stream: &Stream, from: usize, to: usize, len: usize) {
+        let at = |offset: usize| (self.region + offset as u64) as *mut c_void;
+        let (device, queue) = (self.device + from as u64, stream.as_raw().cast());
+        with_current(stream.context().as_raw(), || {
+            // SAFETY: ranges of the region, which outlives the copy; racing with it is what the tests are about.
+            unsafe {
+                sys::cuMemcpyHtoDAsync_v2(device, at(from), len, queue).result().unwrap();
+                sys::cuMemcpyDtoHAsync_v2(at(to), device, len, queue).result().unwrap();
+            }
+        });
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        set_current(self.1.as_raw());
-        // SAFETY: registered in `new`.
-        unsafe { sys::cuMemHostUnregister(self.0) }.result().unwrap();
+        // After a failed test streams may stand still, and freeing may wait for them.
+        if std::thread::panicking() {
+            return;
+        }
+        with_current(self.context.as_raw(), || {
+            // SAFETY: registered and allocated in `new`.
+            unsafe {
+                sys::cuMemFree_v2(self.device).result().unwrap();
+                sys::cuMemHostUnregister(self.region as *mut c_void).result().unwrap();
+            }
+        });
     }
-}
-
-/// Queues a copy of `len` bytes from one offset of a pinned region to another.
-pub fn copy(stream: &Stream, region: &Registered, from: usize, to: usize, len: usize) {
-    let at = |offset: usize| region.address() + offset as u64;
-    set_current(stream.context().as_raw());
-    // SAFETY: ranges of the region, which outlives the copy; racing with it is what the tests are about.
-    unsafe { sys::cuMemcpyAsync(at(to), at(from), len, stream.as_raw().cast()) }.result().unwrap();
 }
 
 pub fn begin_capture(stream: &Stream) {
