@@ -24,8 +24,10 @@ const UNIQUE: u64 = 1 << 20;
 pub(super) const MESSAGE: u64 = 1 << 40;
 /// One region for each engine.
 pub(super) const REGION: u64 = 1 << 30;
-/// Of which each part of each entry has a piece.
+/// Of which each part of each entry has a piece,
 const PIECE: u64 = 256;
+/// or, if it lies on a strip, a piece of that.
+pub(super) const STRIPS_AT: u64 = REGION + (1 << 24);
 
 /// A fence that an entry waits for.
 #[derive(Clone, Debug)]
@@ -83,6 +85,17 @@ impl Seen {
     }
 }
 
+/// Where an entry's ranges lie that is on a strip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) local: u64,
+    pub(super) remote: u64,
+    /// Which of the engine's regions.
+    pub(super) region: usize,
+    /// Which of the remote registrations, if it is declared.
+    pub(super) registration: Option<u64>,
+}
+
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) ring: usize,
@@ -92,6 +105,8 @@ pub(super) struct Record {
     pub(super) engine: usize,
     /// The transport's number of its peer.
     pub(super) target: Option<u32>,
+    /// On a strip.
+    pub(super) place: Option<Place>,
     /// How many turns its core had had when it was submitted, and when the first one behind that was.
     pub(super) submitted: Option<u64>,
     pub(super) began: Option<Nanos>,
@@ -102,6 +117,8 @@ pub(super) struct Record {
     /// Whom it cancels, and the order of completions at which it was accepted.
     pub(super) accepted_order: u64,
     pub(super) issued: u128,
+    /// It was part of an operation that failed, and is to be tried alone.
+    pub(super) again: bool,
     /// The driver panicked while it was offered.
     pub(super) offered: bool,
     pub(super) issued_at: Option<Nanos>,
@@ -134,6 +151,7 @@ impl Record {
             flags: EntryFlags::empty(),
             engine: 0,
             target: None,
+            place: None,
             submitted: None,
             began: None,
             before: None,
@@ -142,6 +160,7 @@ impl Record {
             end_fence: None,
             accepted_order: 0,
             issued: 0,
+            again: false,
             offered: false,
             issued_at: None,
             unresolved: 0,
@@ -163,6 +182,25 @@ impl Record {
         parts.iter().enumerate().map(|(at, &len)| (at, u64::from(len))).filter(|&(_, len)| len > 0)
     }
 
+    pub(super) fn len_of(&self, part: usize) -> Option<u64> {
+        self.parts().find(|&(at, _)| at == part).map(|(_, len)| len)
+    }
+
+    /// Where a part of it begins; it is entry `uid`.
+    pub(super) fn local(&self, uid: usize, part: usize) -> u64 {
+        self.place.map_or(Book::local(uid, part), |place| place.local)
+    }
+
+    pub(super) fn remote(&self, uid: usize, part: usize) -> u64 {
+        self.place.map_or(Book::remote(uid, part), |place| place.remote)
+    }
+
+    /// True if it may be tried again after an operation that failed so: a Write that got as far as the peer may still land.
+    pub(super) fn is_harmless(&self, stage: Stage, quiet: bool) -> bool {
+        let reads = matches!(self.plan.op, PlanOp::Transfer { write: false, .. });
+        quiet && (reads || stage == Stage::Issue)
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.parts().map(|(_, len)| len).sum()
     }
@@ -172,7 +210,11 @@ impl Record {
     }
 
     pub(super) fn was_issued(&self) -> bool {
-        self.issued != 0
+        self.issued != 0 || self.again
+    }
+
+    pub(super) fn region(&self) -> usize {
+        self.place.map_or(0, |place| place.region)
     }
 
     pub(super) fn wholly_issued(&self) -> bool {
@@ -197,13 +239,16 @@ impl Record {
 }
 
 /// An operation that the transport has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub(super) driver: usize,
     pub(super) target: u32,
     pub(super) token: Token,
+    /// The first entry by its address, and which part of it.
     pub(super) uid: usize,
     pub(super) part: usize,
+    /// The other entries.
+    pub(super) riders: Vec<usize>,
     pub(super) len: u64,
     pub(super) end: End,
     pub(super) result_due: Nanos,
@@ -213,6 +258,21 @@ pub(super) struct Flight {
 }
 
 impl Flight {
+    pub(super) fn entries(&self) -> impl Iterator<Item = usize> + '_ {
+        std::iter::once(self.uid).chain(self.riders.iter().copied())
+    }
+
+    pub(super) fn is_of(&self, uid: usize) -> bool {
+        self.entries().any(|entry| entry == uid)
+    }
+
+    pub(super) fn name(&self) -> String {
+        match &self.riders[..] {
+            [] => format!("{}.{}", self.uid, self.part),
+            riders => format!("{} and {riders:?}", self.uid),
+        }
+    }
+
     /// When its next word is due, if there is one.
     pub(super) fn due(&self, thorough: bool) -> Option<Nanos> {
         let due = match (self.end, self.told) {
@@ -264,6 +324,8 @@ pub(super) enum Mark {
     Entry(usize),
     Key(u8),
     Target(u32),
+    /// The engine's first region.
+    Region,
     Everything,
     Nobody,
 }
@@ -311,6 +373,8 @@ pub(super) struct Offer {
     pub(super) room: usize,
     pub(super) taken: usize,
     pub(super) declined: bool,
+    /// As many entries as are offered at once.
+    pub(super) most: bool,
 }
 
 #[derive(Debug, Default)]
@@ -318,7 +382,11 @@ pub(super) struct Book {
     pub(super) now: Nanos,
     pub(super) plans: Vec<EnginePlan>,
     pub(super) records: Vec<Record>,
+    /// Those of them that something is still to come of.
+    pub(super) open: Vec<usize>,
     pub(super) flights: Vec<Flight>,
+    /// Which entry has the piece of an engine's strip that begins at an address.
+    pub(super) pieces: HashMap<(usize, u64), usize>,
     pub(super) drivers: Vec<DriverBook>,
     pub(super) rings: Vec<RingBook>,
     pub(super) hosts: Vec<Truth>,
@@ -332,6 +400,8 @@ pub(super) struct Book {
     pub(super) offers: Vec<Offer>,
     /// Entries issued in the present turn.
     pub(super) issued_now: Vec<usize>,
+    /// Entries that are to be tried again since the present turn.
+    pub(super) again_now: Vec<usize>,
     /// Of each engine: the transport is closed.
     pub(super) ended_engines: Vec<bool>,
     /// The rings use it alone, or it does not close: what runs cannot be stopped.
@@ -346,6 +416,8 @@ pub(super) struct Book {
     pub(super) cancelled_by_entries: usize,
     pub(super) cancelled_by_calls: usize,
     pub(super) faults: u64,
+    /// Operations of several entries.
+    pub(super) merged: u64,
     pub(super) violations: Vec<String>,
     pub(super) trace: Option<Vec<String>>,
 }
@@ -370,6 +442,16 @@ impl Book {
     /// The numbers that an entry's part has with the transport.
     pub(super) fn local(uid: usize, part: usize) -> u64 {
         REGION + (uid as u64 * 8 + part as u64) * PIECE
+    }
+
+    /// Which part of which entry has the piece of local memory that begins at an address.
+    pub(super) fn piece_at(&self, engine: usize, local: u64) -> Option<(usize, usize)> {
+        if local >= STRIPS_AT {
+            return self.pieces.get(&(engine, local)).map(|&uid| (uid, 0));
+        }
+        let number = local.checked_sub(REGION)? / PIECE;
+        let (uid, part) = ((number / 8) as usize, (number % 8) as usize);
+        (Book::local(uid, part) == local && uid < self.records.len()).then_some((uid, part))
     }
 
     pub(super) fn remote(uid: usize, part: usize) -> u64 {
@@ -421,7 +503,17 @@ impl Book {
     }
 
     pub(super) fn live(&self, ring: usize) -> impl Iterator<Item = (usize, &Record)> {
-        self.records.iter().enumerate().filter(move |(_, record)| record.ring == ring && record.ended.is_none())
+        self.open().filter(move |(_, record)| record.ring == ring && record.ended.is_none())
+    }
+
+    /// Entries that have not ended, those that the transport may touch for ever, and some that have ended in this turn.
+    pub(super) fn open(&self) -> impl Iterator<Item = (usize, &Record)> {
+        self.open.iter().map(|&uid| (uid, &self.records[uid]))
+    }
+
+    pub(super) fn forget_ended(&mut self) {
+        let records = &self.records;
+        self.open.retain(|&uid| records[uid].ended.is_none_or(|seen| seen.flags.contains(CqeFlags::UNQUIET)));
     }
 
     /// True if it may have ended without a word: it was to be silent, or a silent one before it stands for it.
@@ -582,6 +674,7 @@ pub(super) fn mark_of(whom: Whom, back: Option<usize>, target: Option<u32>) -> M
         Whom::Back(_) => back.map_or(Mark::Nobody, Mark::Entry),
         Whom::Key(key) => Mark::Key(key),
         Whom::Peer(_) => target.map_or(Mark::Nobody, Mark::Target),
-        Whom::Region | Whom::Any => Mark::Everything,
+        Whom::Region => Mark::Region,
+        Whom::Any => Mark::Everything,
     }
 }

@@ -22,6 +22,7 @@ impl World {
         book.turning = Some(core);
         book.offers.clear();
         book.issued_now.clear();
+        book.again_now.clear();
         let now = self.now;
         for ring in book.rings.iter_mut().filter(|ring| ring.core == core) {
             if let Some(grace) = ring.grace.take() {
@@ -29,7 +30,10 @@ impl World {
             }
         }
         let rings: Vec<_> = book.rings.iter().map(|ring| ring.core == core && !ring.finished).collect();
-        for record in &mut book.records {
+        book.forget_ended();
+        let Book { open, records, .. } = &mut *book;
+        for &uid in &*open {
+            let record = &mut records[uid];
             if record.began.is_none() && record.submitted.is_some_and(|at| at <= turns) && rings[record.ring] {
                 record.began = Some(now);
             }
@@ -37,10 +41,12 @@ impl World {
         if book.dead[core] {
             return Vec::new();
         }
-        let live = book.records.iter().enumerate().filter(|(_, record)| {
+        let live = book.open().filter(|(_, record)| {
             record.ended.is_none() && record.result.is_none() && record.began.is_some() && rings[record.ring]
         });
-        let simple = live.filter(|(_, record)| !record.is_chained() && !book.rings[record.ring].drains);
+        // What the transport has may become ready again in this turn, for the next.
+        let there = live.filter(|(_, record)| record.unresolved == 0 || !record.all_issued());
+        let simple = there.filter(|(_, record)| !record.is_chained() && !book.rings[record.ring].drains);
         simple.filter(|(_, record)| book.is_ready(record)).map(|(uid, _)| uid).collect()
     }
 
@@ -134,6 +140,7 @@ impl World {
             let stuck = match record.plan.op {
                 PlanOp::Wait | PlanOp::Nop(_) | PlanOp::Cancel { .. } | PlanOp::Message { .. } => !quiet,
                 PlanOp::Transfer { .. } if record.wholly_issued() || record.failed_at.is_some() => false,
+                PlanOp::Transfer { .. } if book.again_now.contains(&uid) => false,
                 PlanOp::Transfer { .. } => !quiet && book.could_have_been_issued(core, record),
                 _ => false,
             };
@@ -157,7 +164,9 @@ impl World {
     /// When which entries' time has come that are easy to tell.
     fn dues(&self, book: &Book, core: usize) -> Vec<(Nanos, usize)> {
         let mut dues = Vec::new();
-        for (uid, record) in book.records.iter().enumerate() {
+        let updates = |record: &Record| matches!(record.plan.op, PlanOp::Update(..));
+        let updated = book.records.iter().any(updates);
+        for (uid, record) in book.open() {
             let alone = !record.is_chained() && record.after.is_none() && !book.rings[record.ring].drains;
             let open = record.result.is_none() && record.ended.is_none() && !book.may_be_silent(record);
             let here = self.rings[record.ring].core == core && !self.is_hidden_ring(record.ring);
@@ -171,11 +180,8 @@ impl World {
             let Some(began) = record.began.filter(|_| alone) else { continue };
             let gated = record.plan.gate_limit > 0 && !record.was_issued();
             match record.plan.op {
-                PlanOp::Timeout { span, repeats: None, .. } if record.watches.is_empty() && !gated => {
-                    let updates = |record: &Record| matches!(record.plan.op, PlanOp::Update(..));
-                    if !book.records.iter().any(updates) {
-                        dues.push((began + span, uid));
-                    }
+                PlanOp::Timeout { span, repeats: None, .. } if record.watches.is_empty() && !gated && !updated => {
+                    dues.push((began + span, uid));
                 }
                 PlanOp::Transfer { .. } | PlanOp::Wait if gated => dues.push((began + record.plan.gate_limit, uid)),
                 _ => {}
@@ -193,7 +199,7 @@ impl World {
         let until_or_never = until.unwrap_or(Nanos::MAX);
         let missed: Vec<_> = self.dues(&book, core).into_iter().filter(|&(due, _)| due < until_or_never).collect();
         let awaits = (0..POLLED).any(|number| {
-            book.records.iter().any(|record| {
+            book.open().any(|(_, record)| {
                 let here = book.rings[record.ring].core == core && !book.rings[record.ring].closing;
                 let waits = record.watches.iter().any(|(watch, fence)| {
                     matches!(watch, Watch::Polled(at) if *at == number) && fence.status() == FenceStatus::Pending
@@ -236,17 +242,21 @@ impl World {
     pub(super) fn check_regions(&self) {
         let mut book = lock(&self.book);
         for (at, engine) in self.engines.iter().enumerate() {
-            let Some(region) = &engine.region else { continue };
-            let uses = region.region.uses();
-            let of = |record: &&Record| record.engine == at && matches!(record.plan.op, PlanOp::Transfer { .. });
-            let (mut least, mut most) = (0, 0);
-            for record in book.records.iter().filter(of) {
+            let mut bounds = vec![(0, 0); engine.regions.len()];
+            let transfers = |record: &Record| matches!(record.plan.op, PlanOp::Transfer { .. });
+            for (_, record) in book.open().filter(|(_, record)| record.engine == at && transfers(record)) {
+                let Some((least, most)) = bounds.get_mut(record.region()) else { continue };
                 let forever = record.ended.is_some_and(|seen| seen.flags.contains(CqeFlags::UNQUIET));
-                least += u64::from(record.touching > 0 || forever);
-                most += u64::from(record.ended.is_none() || forever);
+                *least += u64::from(record.touching > 0 || forever);
+                *most += u64::from(record.ended.is_none() || forever);
             }
-            if !(least..=most).contains(&uses) {
-                book.violate(format!("the region of engine {at} has {uses} uses, there are {least} to {most}"));
+            for (number, (region, (least, most))) in engine.regions.iter().zip(bounds).enumerate() {
+                let uses = region.region.uses();
+                if !(least..=most).contains(&uses) {
+                    book.violate(format!(
+                        "region {number} of engine {at} has {uses} uses, there are {least} to {most}"
+                    ));
+                }
             }
         }
     }
@@ -287,7 +297,7 @@ impl Book {
         match offers.next() {
             Some(offer) => {
                 let batch = offer.taken >= plan.max_batch as usize;
-                !offer.declined && !batch && offer.taken < offer.room
+                !offer.declined && !batch && !offer.most && offer.taken < offer.room
             }
             None => {
                 let flying = (0..self.drivers.len()).filter(|&driver| mine(driver));

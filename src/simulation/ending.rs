@@ -66,7 +66,8 @@ impl World {
         let closing = self.program.ending;
         if closing.alone {
             for engine in &mut self.engines {
-                (engine.engine, engine.region) = (None, None);
+                engine.engine = None;
+                engine.regions.clear();
             }
         }
         self.closes_all = true;
@@ -191,7 +192,7 @@ impl World {
         };
         for (uid, record) in book.records.iter().enumerate() {
             let limited = record.plan.transfer_limit > 0 && record.plan.transfer_limit < HORIZON;
-            let lost = book.flights.iter().filter(|flight| flight.uid == uid).any(|flight| lost(&flight));
+            let lost = book.flights.iter().filter(|flight| flight.is_of(uid)).any(|flight| lost(&flight));
             let dead = book.dead[self.rings[record.ring].core] || book.rings[record.ring].closing;
             stuck[uid] = (lost && !limited) || dead || record.submitted.is_none();
         }

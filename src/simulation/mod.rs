@@ -18,6 +18,7 @@ mod program;
 mod push;
 mod scale;
 mod shrink;
+mod strips;
 mod transport;
 mod verdict;
 mod world;
@@ -48,6 +49,8 @@ struct Tally {
     seeds: AtomicU64,
     steps: AtomicU64,
     faults: AtomicU64,
+    /// Operations of several entries.
+    merged: AtomicU64,
     violations: AtomicU64,
 }
 
@@ -55,6 +58,7 @@ impl Tally {
     fn add(&self, report: &Report) -> u64 {
         self.steps.fetch_add(report.steps, Relaxed);
         self.faults.fetch_add(report.faults, Relaxed);
+        self.merged.fetch_add(report.merged, Relaxed);
         self.seeds.fetch_add(1, Relaxed) + 1
     }
 }
@@ -79,12 +83,16 @@ fn every_promise_is_kept() {
             });
         }
     });
-    let Tally { seeds, steps, faults, violations } = tally;
-    let [seeds, steps, faults, violations] = [seeds, steps, faults, violations].map(AtomicU64::into_inner);
-    let line = serde_json::json!({ "seeds": seeds, "steps": steps, "faults": faults, "violations": violations });
+    let Tally { seeds, steps, faults, merged, violations } = tally;
+    let [seeds, steps, faults, merged, violations] =
+        [seeds, steps, faults, merged, violations].map(AtomicU64::into_inner);
+    let line = serde_json::json!({
+        "seeds": seeds, "steps": steps, "faults": faults, "merged": merged, "violations": violations,
+    });
     println!("\nsimulation: {line}");
     assert_eq!(violations, 0, "{violations} of {seeds} seeds break a promise");
     assert!(faults > 0 || seeds < 1_000, "no fault was injected");
+    assert!(merged > seeds || seeds < 10_000, "{merged} operations of several entries in {seeds} programs are few");
 }
 
 fn check(seed: u64, tally: &Tally, seeds: u64) {

@@ -63,7 +63,7 @@ unsafe impl Transport for Net {
             threads_here: plan.threads_here,
             max_batch: plan.max_batch,
             max_in_flight_per_peer: plan.max_in_flight,
-            max_merged: 0,
+            max_merged: plan.max_merged,
         }
     }
 
@@ -112,7 +112,7 @@ struct NetDriver {
 impl Driver for NetDriver {
     fn submit(&mut self, target: u32, ops: &[Op], now: Nanos, out: &mut Vec<Event>) -> usize {
         let mut book = lock(&self.book);
-        let mut take = book.offered(self.number, target, ops.len(), now);
+        let mut take = book.offered(self.number, target, ops, now);
         let mut breaks = None;
         book.breaks_at(self.engine, |at| match at {
             Break::Submit(after) => {
@@ -128,7 +128,7 @@ impl Driver for NetDriver {
             book.issue(self.number, target, op, now, out);
         }
         if breaks.is_some() {
-            book.was_offered(ops);
+            book.was_offered(self.engine, ops);
             drop(book);
             injected();
         }
@@ -197,7 +197,7 @@ fn look(book: &mut Book, driver: usize, now: Nanos, thorough: bool, budget: u32,
 
 /// A flight's next word.
 pub(super) fn tell(book: &mut Book, at: usize, out: &mut Vec<Event>) {
-    let Flight { token: op, uid, part, len, end, told, .. } = book.flights[at];
+    let Flight { token: op, len, end, told, .. } = book.flights[at];
     let result = |res, stage, quiet| Event::Result { op, res, stage, detail: 0, quiet };
     let ok = result(len as i32, Stage::Transfer, true);
     let event = match (end, told) {
@@ -205,7 +205,8 @@ pub(super) fn tell(book: &mut Book, at: usize, out: &mut Vec<Event>) {
         (End::Twice(_), 0) => ok,
         // Said again: nobody is to hear it.
         (End::Twice(_), _) => {
-            book.say(|| format!("    the transport says again that {uid}.{part} has ended"));
+            let name = book.flights[at].name();
+            book.say(|| format!("    the transport says again that {name} has ended"));
             book.flights[at].told += 1;
             out.push(ok);
             return;
@@ -218,7 +219,7 @@ pub(super) fn tell(book: &mut Book, at: usize, out: &mut Vec<Event>) {
         (End::Never | End::Lost, _) => return,
     };
     book.flights[at].told += 1;
-    book.told(uid, part, event);
+    book.told(at, event);
     out.push(event);
 }
 

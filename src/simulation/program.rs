@@ -22,6 +22,8 @@ pub(super) struct Program {
 pub(super) struct EnginePlan {
     pub(super) max_batch: u32,
     pub(super) max_in_flight: u32,
+    /// Bytes; 0 for no merging.
+    pub(super) max_merged: u32,
     pub(super) peers: u8,
     pub(super) wait: Waiting,
     pub(super) threads_here: bool,
@@ -211,7 +213,7 @@ pub(super) enum PlanOp {
     Nop(i32),
     Bad,
     Wait,
-    Transfer { write: bool, peer: u8, parts: Vec<u8>, vectored: bool, fate: Fate },
+    Transfer { write: bool, peer: u8, parts: Vec<u8>, vectored: bool, strip: Option<Strip>, fate: Fate },
     Timeout { span: Nanos, repeats: Option<u32>, success: bool },
     LinkTimeout(Nanos),
     Cancel { what: Whom, all: bool, detach: bool },
@@ -220,7 +222,26 @@ pub(super) enum PlanOp {
     Message { ring: u8, res: u32 },
 }
 
-/// What the transport does with an entry's operations.
+/// A transfer's ranges lie behind those of the last one on the same strip, so that the two can be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Strip {
+    pub(super) number: u8,
+    pub(super) gap: Gap,
+    /// The caller says which remote registration it lies in.
+    pub(super) declared: bool,
+}
+
+/// What lies between a piece of a strip and the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gap {
+    No,
+    Local,
+    Remote,
+    Both,
+}
+
+/// What the transport does with an entry's operations. An operation of several entries has the first of their fates that is
+/// not to land, as if that one's part were to blame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fate {
     pub(super) after: Nanos,
@@ -261,12 +282,15 @@ pub(super) enum Wait {
 pub(super) const HOSTS: usize = 6;
 pub(super) const TIMELINES: usize = 2;
 pub(super) const POLLED: usize = 6;
+/// Strips of an engine. The second grows down; the third has borders of remote registrations, the fourth one of local regions.
+pub(super) const STRIPS: usize = 4;
 const MICRO: Nanos = 1_000;
 
 /// What a program may contain; every seed has another choice, so that rare things meet each other.
 struct Menu {
     transfers: bool,
     vectored: bool,
+    neighbours: bool,
     waits: bool,
     chains: bool,
     drains: bool,
@@ -310,6 +334,7 @@ pub(super) fn program(seed: u64) -> Program {
         lost: yes(20),
         keys: yes(15),
         lazy_reaper: yes(30),
+        neighbours: yes(50),
     };
     let breaks = yes(8);
     let closes = yes(15);
@@ -372,6 +397,7 @@ impl Dice {
         EnginePlan {
             max_batch: *self.pick(&[1, 2, 4, 64]),
             max_in_flight: *self.pick(&[1, 2, 5, 64]),
+            max_merged: if self.menu.neighbours { *self.pick(&[300, 1_000, 1 << 20]) } else { 0 },
             peers: 1 + self.rng.u8(..3),
             wait: *self.pick(&[Waiting::Until, Waiting::Until, Waiting::Yield, Waiting::Wakes]),
             threads_here: self.yes(50),
@@ -379,10 +405,11 @@ impl Dice {
     }
 
     fn ring(&mut self) -> RingPlan {
+        let sizes: &[u32] = if self.menu.neighbours { &[4, 16, 33, 64] } else { &[1, 2, 3, 4, 8, 16, 33, 64] };
         RingPlan {
             core: 0,
             engine: self.rng.u8(..),
-            entries: *self.pick(&[1, 2, 3, 4, 8, 16, 33, 64]),
+            entries: *self.pick(sizes),
             idle: *self.pick(&[0, 0, 10 * MICRO, 100 * MICRO]),
         }
     }
@@ -455,6 +482,9 @@ impl Dice {
     }
 
     fn push(&mut self) -> Step {
+        if self.menu.neighbours && self.yes(40) {
+            return self.run();
+        }
         let (ring, producer) = (self.rng.u8(..), if self.menu.submitters { self.rng.u8(..) } else { 0 });
         let chained = self.menu.chains && self.yes(60);
         let count = if chained || self.yes(30) { self.up_to(5) } else { 1 };
@@ -473,6 +503,34 @@ impl Dice {
             }
         }
         Step::Push { ring, producer, whole: self.yes(30), entries }
+    }
+
+    /// Neighbours, most of them fit to be merged.
+    fn run(&mut self) -> Step {
+        let (ring, producer) = (self.rng.u8(..), if self.menu.submitters { self.rng.u8(..) } else { 0 });
+        let (number, peer, write) = (self.rng.u8(..STRIPS as u8), self.rng.u8(..self.peers), self.yes(50));
+        let waits = if self.menu.waits && self.yes(50) { vec![self.wait()] } else { Vec::new() };
+        let (calm, count) = (self.yes(50), 1 + self.up_to(8));
+        let entries = (0..count).map(|at| {
+            let mut plan = self.plan(false);
+            if self.yes(80) {
+                // With a limit it needs one of the few side blocks.
+                let limit = if self.yes(10) { plan.transfer_limit } else { 0 };
+                let (flags, waits) = (EntryFlags::empty(), waits.clone());
+                plan = Plan { flags, waits, gate_limit: 0, transfer_limit: limit, ..plan };
+            }
+            if self.menu.chains && self.yes(5) && at < count - 1 {
+                plan.flags |= EntryFlags::IO_LINK;
+            }
+            let gap = if self.yes(90) { Gap::No } else { *self.pick(&[Gap::Local, Gap::Remote, Gap::Both]) };
+            let strip = Some(Strip { number, gap, declared: self.yes(95) });
+            let peer = if self.yes(95) { peer } else { self.rng.u8(..self.peers) };
+            let fate = self.fate();
+            let fate = if calm { Fate { end: End::Lands, ..fate } } else { fate };
+            let (write, parts) = (write ^ self.yes(5), vec![self.rng.u8(1..)]);
+            Plan { op: PlanOp::Transfer { write, peer, parts, vectored: false, strip, fate }, key: None, ..plan }
+        });
+        Step::Push { ring, producer, entries: entries.collect(), whole: self.yes(20) }
     }
 
     fn whom(&mut self) -> Whom {
@@ -534,7 +592,8 @@ impl Dice {
         let vectored = self.menu.vectored && self.yes(50);
         let count = if vectored { self.rng.u64(..7) } else { 1 };
         let parts = (0..count).map(|_| if self.yes(8) { 0 } else { self.rng.u8(1..) }).collect();
-        PlanOp::Transfer { write: self.yes(50), peer: self.rng.u8(..self.peers), parts, vectored, fate: self.fate() }
+        let (write, peer, fate) = (self.yes(50), self.rng.u8(..self.peers), self.fate());
+        PlanOp::Transfer { write, peer, parts, vectored, strip: None, fate }
     }
 
     fn fate(&mut self) -> Fate {

@@ -2,6 +2,7 @@
 
 use super::book::{Book, CancelBook, MESSAGE, Mark, Message, Record, Watch, lock};
 use super::program::{Feeds, Plan, PlanOp, Wait};
+use super::strips;
 use super::world::World;
 use crate::entry::EntryFlags;
 use crate::fence::Fence;
@@ -42,6 +43,7 @@ impl World {
     }
 
     fn push_one(&mut self, ring: usize, producer: usize, plan: &Plan) -> bool {
+        let strips = self.engines[self.rings[ring].engine].strips;
         let uid = lock(&self.book).records.len();
         let messages = lock(&self.book).messages.len();
         let Some(Built { entry, record, cancel, message }) = self.build(ring, producer, plan, uid, messages) else {
@@ -72,6 +74,7 @@ impl World {
                 true
             }
             Err(error) => {
+                self.engines[self.rings[ring].engine].strips = strips;
                 if let Some(message) = message {
                     lock(&self.book).rings[message.to].coming_back += 1;
                 }
@@ -86,6 +89,8 @@ impl World {
             let book = lock(&self.book);
             (book.records.len(), book.messages.len())
         };
+        let engine = self.rings[ring].engine;
+        let strips = self.engines[engine].strips;
         let mut built: Vec<Built> = Vec::new();
         for plan in plans {
             let sent = built.iter().filter(|built| built.message.is_some()).count();
@@ -103,6 +108,7 @@ impl World {
         };
         let refused = pushed.err().map(|error| (error.at, error.reason));
         if refused.is_some() {
+            self.engines[engine].strips = strips;
             for message in notes.iter().filter_map(|(_, _, message)| message.as_ref()) {
                 lock(&self.book).rings[message.to].coming_back += 1;
             }
@@ -148,15 +154,21 @@ impl World {
             book.rings[ring].keys[key as usize].accepted += 1;
         }
         book.rings[ring].drains |= record.flags.contains(EntryFlags::IO_DRAIN);
+        if let Some(place) = record.place {
+            book.pieces.insert((record.engine, place.local), uid);
+        }
         book.cancels.extend(cancel);
         book.messages.extend(message);
         book.say(|| format!("    entry {uid} on ring {ring}"));
         book.records.push(record);
+        book.open.push(uid);
     }
 
     /// The entry of a plan, or `None` if what it is about is not there.
     fn build(&mut self, ring: usize, producer: usize, plan: &Plan, uid: usize, messages: usize) -> Option<Built> {
         let engine = self.rings[ring].engine;
+        let (plan, place) = &self.engines[engine].strips.lay(plan);
+        let place = *place;
         let (mut cancel, mut message, mut target) = (None, None, None);
         let cancels =
             |mark: Mark, timeouts_only| Some(CancelBook { ring, whom: mark, by: Some(uid), timeouts_only, over: None });
@@ -165,15 +177,20 @@ impl World {
             PlanOp::Bad => opcode::Nop::new().bad().build(),
             PlanOp::Wait => opcode::Wait::new().build(),
             PlanOp::Transfer { write, peer, ref parts, vectored, .. } => {
-                let place = &self.engines[engine];
-                let segment = place.peers[peer as usize % place.peers.len()].clone();
-                let region = place.region.as_ref()?;
+                let world = &self.engines[engine];
+                let segment = world.peers[peer as usize % world.peers.len()].clone();
+                let region = world.regions.get(place.map_or(0, |place| place.region))?;
                 // A vectored entry without a part has no segment.
                 target = (!parts.is_empty()).then_some(segment.inner.target);
                 let ends = parts.iter().enumerate().map(|(at, &len)| {
-                    let start = (Book::local(uid, at) - super::book::REGION) as usize;
+                    let local = place.map_or(Book::local(uid, at), |place| place.local);
+                    let start = (local - region.address()) as usize;
                     let slice = region.slice(start..start + usize::from(len)).expect("the region is large");
-                    (slice, segment.at(Book::remote(uid, at)))
+                    let remote = match place {
+                        Some(place) => strips::remote(&segment, place, u64::from(len)),
+                        None => segment.at(Book::remote(uid, at)),
+                    };
+                    (slice, remote)
                 });
                 let mut ends: Vec<_> = ends.collect();
                 match (vectored, write) {
@@ -246,7 +263,7 @@ impl World {
         }
         let order = lock(&self.book).order();
         let number = self.rings[ring].producers[producer].number;
-        let record = Record::new(ring, number, plan, engine, target, order, watches);
+        let record = Record { place, ..Record::new(ring, number, plan, engine, target, order, watches) };
         Some(Built { entry, record, cancel, message })
     }
 

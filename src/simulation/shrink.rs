@@ -43,7 +43,9 @@ fn size(program: &Program) -> usize {
             let entry = |entry: &super::program::Plan| {
                 let limits = usize::from(entry.gate_limit > 0) + usize::from(entry.transfer_limit > 0);
                 let lands = match &entry.op {
-                    PlanOp::Transfer { fate, .. } => usize::from(fate.end != End::Lands) + usize::from(fate.lag > 0),
+                    PlanOp::Transfer { fate, strip, .. } => {
+                        usize::from(fate.end != End::Lands) + usize::from(fate.lag > 0) + usize::from(strip.is_some())
+                    }
                     _ => 0,
                 };
                 2 + entry.waits.len() + entry.flags.iter().count() + limits + lands
@@ -73,7 +75,7 @@ fn simplify(program: &mut Program, at: usize, fails: &impl Fn(&Program) -> bool)
                 continue;
             }
         }
-        for change in 0..6 {
+        for change in 0..7 {
             let mut smaller = program.clone();
             let Step::Push { entries, .. } = &mut smaller.steps[at] else { return };
             let entry = &mut entries[which];
@@ -84,6 +86,7 @@ fn simplify(program: &mut Program, at: usize, fails: &impl Fn(&Program) -> bool)
                 (3, _) => entry.transfer_limit = 0,
                 (4, PlanOp::Transfer { fate, .. }) => fate.end = End::Lands,
                 (5, PlanOp::Transfer { fate, .. }) => fate.lag = 0,
+                (6, PlanOp::Transfer { strip, .. }) => *strip = None,
                 _ => continue,
             }
             if size(&smaller) < size(program) && fails(&smaller) {

@@ -2,7 +2,8 @@
 
 use super::book::{Book, DriverBook, Flight, Offer, Truth};
 use super::net;
-use super::program::{Break, End, EnginePlan, PlanOp, Waiting};
+use super::program::{Break, End, EnginePlan, Fate, PlanOp, Waiting};
+use crate::core::BUDGET;
 use crate::entry::EntryFlags;
 use crate::transport::{Direction, Event, Nanos, Op, PollerWaker};
 
@@ -28,15 +29,17 @@ impl Book {
         self.ended_engines[engine] = true;
         let drivers = &self.drivers;
         let ours = |flight: &Flight| drivers[flight.driver].engine == engine;
-        let gone: Vec<Flight> = self.flights.iter().copied().filter(ours).collect();
-        self.flights.retain(|flight| drivers[flight.driver].engine != engine);
+        let (gone, others) = std::mem::take(&mut self.flights).into_iter().partition(ours);
+        self.flights = others;
         for flight in gone {
-            let record = &mut self.records[flight.uid];
-            if !flight.resolved() {
-                record.unresolved -= 1;
-                record.touching -= 1;
-            } else if matches!(flight.end, End::Late(_) | End::Never) {
-                record.touching -= 1;
+            for uid in flight.entries() {
+                let record = &mut self.records[uid];
+                if !flight.resolved() {
+                    record.unresolved -= 1;
+                    record.touching -= 1;
+                } else if matches!(flight.end, End::Late(_) | End::Never) {
+                    record.touching -= 1;
+                }
             }
         }
     }
@@ -89,7 +92,8 @@ impl Book {
     }
 
     /// A driver is offered operations for a peer; how many it takes.
-    pub(super) fn offered(&mut self, driver: usize, target: u32, count: usize, now: Nanos) -> usize {
+    pub(super) fn offered(&mut self, driver: usize, target: u32, ops: &[Op], now: Nanos) -> usize {
+        let count = ops.len();
         let engine = self.drivers[driver].engine;
         let EnginePlan { max_batch, max_in_flight, .. } = self.plans[engine];
         if self.drivers[driver].gone || self.ended_engines[engine] {
@@ -114,7 +118,9 @@ impl Book {
             take = take.min(self.partials.swap_remove(at).2 as usize);
         }
         let room = (max_in_flight as usize).saturating_sub(self.flying(driver, target, true));
-        self.offers.push(Offer { driver, target, room, taken: take, declined: take < count });
+        let entries: usize = ops.iter().map(|op| self.parts_of(engine, op).map_or(0, |parts| parts.len())).sum();
+        let most = entries >= BUDGET as usize;
+        self.offers.push(Offer { driver, target, room, taken: take, declined: take < count, most });
         if take < count {
             self.say(|| format!("    peer {target} takes {take} of {count}"));
         }
@@ -122,12 +128,22 @@ impl Book {
     }
 
     /// The driver panics: these may have been started.
-    pub(super) fn was_offered(&mut self, ops: &[Op]) {
-        for op in ops {
-            if let Some(record) = self.records.get_mut((op.remote >> 16) as usize) {
-                record.offered = true;
-            }
+    pub(super) fn was_offered(&mut self, engine: usize, ops: &[Op]) {
+        for (uid, _) in ops.iter().filter_map(|op| self.parts_of(engine, op)).flatten().collect::<Vec<_>>() {
+            self.records[uid].offered = true;
         }
+    }
+
+    /// The parts of entries that an operation is, one beside the other in local memory from its first byte to its last.
+    fn parts_of(&self, engine: usize, op: &Op) -> Option<Vec<(usize, usize)>> {
+        let (mut parts, mut at) = (Vec::with_capacity(1), op.local);
+        let end = op.local + u64::from(op.len);
+        while at < end {
+            let (uid, part) = self.piece_at(engine, at)?;
+            at += self.records[uid].len_of(part)?;
+            parts.push((uid, part));
+        }
+        (at == end).then_some(parts)
     }
 
     /// Operations towards a peer without a result; without those that a closed ring may have left behind.
@@ -142,35 +158,83 @@ impl Book {
 
     /// The transport starts an operation.
     pub(super) fn issue(&mut self, driver: usize, target: u32, op: &Op, now: Nanos, out: &mut Vec<Event>) {
-        let (uid, part) = ((op.remote >> 16) as usize, (op.remote >> 8 & 0xff) as usize);
-        if uid >= self.records.len() {
-            self.violate(format!("an operation of no entry: {op:?}"));
+        let Some(parts) = self.parts_of(self.drivers[driver].engine, op) else {
+            self.violate(format!("an operation that is no entries' from end to end: {op:?}"));
             return;
+        };
+        let mut remote = op.remote;
+        for &(uid, part) in &parts {
+            let len = self.records[uid].len_of(part).unwrap_or_default();
+            let own = Op { local: self.records[uid].local(uid, part), remote, len: len as u32, ..*op };
+            if let Some(why) = self.wrong_to_issue(driver, target, uid, part, &own) {
+                self.violate(format!("entry {uid}, part {part}: {why}"));
+            }
+            remote += len;
         }
-        if let Some(why) = self.wrong_to_issue(driver, target, uid, part, op) {
-            self.violate(format!("entry {uid}, part {part}: {why}"));
+        if parts.len() > 1 {
+            if let Some(why) = self.wrong_to_merge(driver, &parts, op) {
+                self.violate(format!("{parts:?} are merged: {why}"));
+            }
+            self.merged += 1;
         }
-        let record = &mut self.records[uid];
-        record.issued |= 1 << part;
-        record.issued_at.get_or_insert(now);
-        record.unresolved += 1;
-        record.touching += 1;
-        let PlanOp::Transfer { fate, vectored, .. } = record.plan.op else { return };
-        // Parts have no identity of their own: that each has one result is a driver's duty.
-        let end = if vectored && matches!(fate.end, End::Twice(_)) { End::Lands } else { fate.end };
+        for &(uid, part) in &parts {
+            let record = &mut self.records[uid];
+            record.issued |= 1 << part;
+            record.issued_at.get_or_insert(now);
+            record.unresolved += 1;
+            record.touching += 1;
+            self.issued_now.push(uid);
+        }
+        let fates = parts.iter().filter_map(|&(uid, part)| match self.records[uid].plan.op {
+            // Parts have no identity of their own: that each has one result is a driver's duty.
+            PlanOp::Transfer { fate: Fate { end: End::Twice(_), after, lag }, vectored: true, .. } => {
+                Some((Fate { end: End::Lands, after, lag }, part))
+            }
+            PlanOp::Transfer { fate, .. } => Some((fate, part)),
+            _ => None,
+        });
+        let fates: Vec<_> = fates.collect();
+        let worst = fates.iter().find(|(fate, _)| fate.end != End::Lands).or(fates.first());
+        let Some(&(Fate { after, lag, end }, part)) = worst else { return };
         let spread = part as u64 * 7_919 % 20_000;
         let faulty = !matches!(end, End::Lands | End::AtOnce(true));
-        let (result_due, lag) = (now + fate.after + spread, fate.lag);
+        let result_due = now + after + spread;
+        let ((uid, part), riders) = (parts[0], parts[1..].iter().map(|&(uid, _)| uid).collect());
         let len = u64::from(op.len);
-        let flight = Flight { driver, target, token: op.token, uid, part, len, end, result_due, lag, told: 0 };
+        let flight = Flight { driver, target, token: op.token, uid, part, riders, len, end, result_due, lag, told: 0 };
         self.faults += u64::from(faulty) + u64::from(lag > 0);
+        self.say(|| format!("    issue {} to peer {target}: {end:?} after {}", flight.name(), result_due - now));
         self.flights.push(flight);
-        self.issued_now.push(uid);
-        self.say(|| format!("    issue {uid}.{part} to peer {target}: {end:?} after {}", result_due - now));
         if matches!(end, End::AtOnce(_)) {
             net::tell(self, self.flights.len() - 1, out);
             self.flights.pop();
         }
+    }
+
+    /// What is in the way of entries being one operation, each of which may be issued.
+    fn wrong_to_merge(&self, driver: usize, parts: &[(usize, usize)], op: &Op) -> Option<String> {
+        let most = self.plans[self.drivers[driver].engine].max_merged;
+        if op.len > most {
+            return Some(format!("{} bytes, and the transport takes {most}", op.len));
+        }
+        let first = &self.records[parts[0].0];
+        let registration = first.place.and_then(|place| place.registration);
+        for &(uid, _) in parts {
+            let record = &self.records[uid];
+            if record.is_chained() {
+                return Some(format!("{uid} is in a chain"));
+            }
+            if record.again {
+                return Some(format!("{uid} was part of one that failed"));
+            }
+            if record.ring != first.ring || record.region() != first.region() {
+                return Some(format!("{uid} is another ring's, or of another region"));
+            }
+            if registration.is_none() || record.place.and_then(|place| place.registration) != registration {
+                return Some(format!("{uid} is of another registration than {registration:?}"));
+            }
+        }
+        None
     }
 
     fn wrong_to_issue(&self, driver: usize, target: u32, uid: usize, part: usize, op: &Op) -> Option<String> {
@@ -179,8 +243,8 @@ impl Book {
             return Some("issued, and is no transfer".into());
         };
         let direction = if write { Direction::Write } else { Direction::Read };
-        let right = (direction, Book::local(uid, part), parts.get(part).map(|&len| u32::from(len)), Some(target));
-        if (op.direction, op.local, Some(op.len), record.target) != right {
+        let right = (direction, record.remote(uid, part), parts.get(part).map(|&len| u32::from(len)), Some(target));
+        if (op.direction, op.remote, Some(op.len), record.target) != right {
             return Some(format!("issued as {op:?} to {target}, asked for {right:?} to {:?}", record.target));
         }
         if (self.drivers[driver].engine, self.drivers[driver].core) != (record.engine, self.rings[record.ring].core) {
@@ -216,23 +280,33 @@ impl Book {
         (failed && !hard).then(|| "issued, and the one before it in its chain has failed".into())
     }
 
-    /// The transport gives a result or says that it is quiet.
-    pub(super) fn told(&mut self, uid: usize, part: usize, event: Event) {
-        self.say(|| format!("    the transport says of {uid}.{part}: {event:?}"));
-        let record = &mut self.records[uid];
-        match event {
-            Event::Result { res, stage, quiet, .. } => {
-                record.unresolved -= 1;
-                record.touching -= usize::from(quiet);
-                record.results.push((res, stage));
-                if res < 0 {
-                    record.failed_at.get_or_insert(self.now);
-                }
-                if let Some(target) = record.target {
-                    self.told_at.insert((record.engine, target), self.now);
-                }
+    /// The transport gives a result of an operation or says that it is quiet.
+    pub(super) fn told(&mut self, flight: usize, event: Event) {
+        let flight = &self.flights[flight];
+        let (name, part, entries) = (flight.name(), flight.part, flight.entries().collect::<Vec<_>>());
+        self.say(|| format!("    the transport says of {name}: {event:?}"));
+        for &uid in &entries {
+            let record = &mut self.records[uid];
+            let Event::Result { res, stage, quiet, .. } = event else {
+                record.touching -= 1;
+                continue;
+            };
+            record.unresolved -= 1;
+            record.touching -= usize::from(quiet);
+            if let Some(target) = record.target {
+                self.told_at.insert((record.engine, target), self.now);
             }
-            Event::Quiet { .. } => record.touching -= 1,
+            if res < 0 && entries.len() > 1 && record.is_harmless(stage, quiet) {
+                // It is not known which of them is to blame.
+                (record.again, record.issued) = (true, 0);
+                self.again_now.push(uid);
+            } else if res < 0 {
+                record.results.push((res, stage));
+                record.failed_at.get_or_insert(self.now);
+            } else {
+                let own = if entries.len() > 1 { record.len_of(part).unwrap_or_default() as i32 } else { res };
+                record.results.push((own, stage));
+            }
         }
     }
 

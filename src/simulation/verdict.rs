@@ -264,10 +264,10 @@ impl Book {
                 if limit > self.now {
                     return Some("its transfer limit has not passed".into());
                 }
-                let known = |flight: &Flight| flight.uid == uid && flight.told == 0 && flight.result_due <= self.now;
+                let known = |flight: &Flight| flight.is_of(uid) && flight.told == 0 && flight.result_due <= self.now;
                 let missed = self.flights.iter().any(known)
                     && !self.flights.iter().any(|flight| {
-                        flight.uid == uid && flight.told == 0 && flight.due(true).is_none_or(|due| due > self.now)
+                        flight.is_of(uid) && flight.told == 0 && flight.due(true).is_none_or(|due| due > self.now)
                     });
                 missed.then(|| "it is called late, and had ended".into())
             }
@@ -309,6 +309,7 @@ impl Book {
             Mark::Entry(whom) => whom == uid,
             Mark::Key(key) => record.plan.key == Some(key),
             Mark::Target(target) => record.target == Some(target),
+            Mark::Region => matches!(record.plan.op, PlanOp::Transfer { .. }) && record.region() == 0,
             Mark::Everything => true,
             Mark::Nobody => false,
         }
@@ -337,6 +338,7 @@ impl Book {
             Mark::Entry(whom) => whom == uid,
             Mark::Key(key) => record.plan.key == Some(key),
             Mark::Target(target) => record.target == Some(target),
+            Mark::Region => matches!(record.plan.op, PlanOp::Transfer { .. }) && record.region() == 0,
             Mark::Everything => true,
             Mark::Nobody => false,
         }

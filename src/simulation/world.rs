@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::book::{Book, CancelBook, Desk, KeyBook, Mark, RingBook, Timeline, Truth, lock, mark_of};
 use super::net::{Asked, Gate, Injected, Net};
 use super::program::{FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, Program, RingPlan, Step, TIMELINES, Whom};
+use super::strips::{self, Strips};
 use crate::core::{Closing, Core};
 use crate::fence::{self, Fence, Progress, Signaller, TimelineSignaller};
 use crate::opcode::{Cancel, Select};
@@ -23,6 +24,8 @@ use crate::{Completion, Controller, Engine, Messages, Ring, Segment, Submitter};
 pub(super) struct Report {
     pub(super) steps: u64,
     pub(super) faults: u64,
+    /// Operations of several entries.
+    pub(super) merged: u64,
     pub(super) violations: Vec<String>,
     pub(super) trace: Vec<String>,
 }
@@ -90,7 +93,8 @@ pub(super) struct RingWorld {
 pub(super) struct EngineWorld {
     pub(super) id: u64,
     pub(super) engine: Option<Engine>,
-    pub(super) region: Option<Registered>,
+    pub(super) regions: Vec<Registered>,
+    pub(super) strips: Strips,
     pub(super) peers: Vec<Segment>,
     pub(super) gate: Arc<Gate>,
     pub(super) closes_at: Option<Nanos>,
@@ -200,6 +204,7 @@ impl World {
         let report = Report {
             steps: self.steps + self.cores.iter().map(|core| core.turns).sum::<u64>(),
             faults: book.faults,
+            merged: book.merged,
             violations: std::mem::take(&mut book.violations),
             trace: book.trace.take().unwrap_or_default(),
         };
@@ -217,13 +222,24 @@ impl World {
         let (_, closes) = self.program.ending.close;
         let net = Net { engine, book: Arc::clone(&self.book), gate: Arc::clone(&gate), closes };
         let handle = Engine::over(Arc::new(net));
-        // SAFETY: nothing reads or writes it: the transport moves nothing.
-        let region = unsafe { handle.register_foreign(super::book::REGION, 1 << 24, "cpu:0") };
+        let region = |range: std::ops::Range<u64>| {
+            // SAFETY: nothing reads or writes it: the transport moves nothing.
+            let region = unsafe { handle.register_foreign(range.start, range.end - range.start, "cpu:0") };
+            region.expect("no other region is there")
+        };
+        let regions = strips::regions().map(region).into();
         let count = self.program.engines[engine].peers;
         let peers = (0..count).map(|peer| handle.open_here(&format!("peer{peer}"), false)).collect();
-        let region = Some(region.expect("it is the only region"));
         let id = handle.id();
-        self.engines.push(EngineWorld { id, engine: Some(handle), region, peers, gate, closes_at: None });
+        self.engines.push(EngineWorld {
+            id,
+            engine: Some(handle),
+            regions,
+            strips: Strips::default(),
+            peers,
+            gate,
+            closes_at: None,
+        });
     }
 
     fn add_ring(&mut self, plan: RingPlan) {
@@ -633,7 +649,7 @@ impl World {
             (Mark::Key(key), _) => Select::user_data(u64::from(key)),
             (_, Some(peer)) => Select::segment(&peer),
             (Mark::Nobody, _) => Select::user_data(u64::MAX),
-            _ if whom == Whom::Region => Select::region(engine.region.as_ref().expect("pushes come before the end")),
+            (Mark::Region, _) => Select::region(&engine.regions[0]),
             _ => Select::any(),
         };
         (select, mark)
