@@ -115,7 +115,7 @@ impl Route {
         false
     }
 
-    fn has(&self, bit: u8) -> bool {
+    pub(crate) fn has(&self, bit: u8) -> bool {
         self.state.load(Ordering::Acquire) & bit != 0
     }
 

@@ -78,6 +78,16 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    pub(super) fn of(cqe: &Cqe, order: u64) -> Seen {
+        Seen { res: cqe.res(), stage: cqe.stage(), flags: cqe.flags(), detail: cqe.detail(), order }
+    }
+
+    /// The same, whenever it was seen.
+    pub(super) fn is(&self, other: &Seen) -> bool {
+        let of = |seen: &Seen| (seen.res, seen.stage, seen.flags, seen.detail);
+        of(self) == of(other)
+    }
+
     /// What the failure began with.
     pub(super) fn root(&self) -> i32 {
         let at_gate = self.stage == Stage::Gate && self.res == -errno::ECANCELED && self.detail < 0;
@@ -131,6 +141,30 @@ pub(super) struct Record {
     pub(super) result: Option<Seen>,
     pub(super) ended: Option<Seen>,
     pub(super) ticks: u32,
+    pub(super) future: Option<FutureBook>,
+    /// It has a completion that is visible, and that comes up next.
+    pub(super) news: bool,
+}
+
+/// What becomes of an entry's future.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FutureBook {
+    pub(super) page: Page,
+    /// Cancelled, by its future or because that was dropped.
+    pub(super) disowned: bool,
+    /// The core had heard of that before the entry was issued.
+    pub(super) unwanted: bool,
+    /// Ready, dropped or detached.
+    pub(super) gone: bool,
+}
+
+/// What a future keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Page {
+    #[default]
+    Kept,
+    GivenBack,
+    Dropped,
 }
 
 impl Record {
@@ -170,6 +204,8 @@ impl Record {
             result: None,
             ended: None,
             ticks: 0,
+            future: None,
+            news: false,
         }
     }
 
@@ -314,6 +350,8 @@ pub(super) struct CancelBook {
     /// The entry, if it is one.
     pub(super) by: Option<usize>,
     pub(super) timeouts_only: bool,
+    /// By a future, of its own entry.
+    pub(super) future: bool,
     /// The order of completions at which a call was answered.
     pub(super) over: Option<u64>,
 }
@@ -352,6 +390,8 @@ pub(super) struct RingBook {
     /// When its core is to stop waiting for what is in flight.
     pub(super) gives_up: Option<Nanos>,
     pub(super) finished: bool,
+    /// Completions wait for room.
+    pub(super) overflowing: bool,
     pub(super) drains: bool,
     /// Segments that pushes came as far as taking a share of.
     pub(super) met: HashSet<u32>,
@@ -516,9 +556,10 @@ impl Book {
         self.open.retain(|&uid| records[uid].ended.is_none_or(|seen| seen.flags.contains(CqeFlags::UNQUIET)));
     }
 
-    /// True if it may have ended without a word: it was to be silent, or a silent one before it stands for it.
+    /// True if it may have ended without a word: it was to be silent, or a silent one before it stands for it. A future hears of
+    /// every end.
     pub(super) fn may_be_silent(&self, record: &Record) -> bool {
-        record.skips() || record.plan.key.is_some() || self.is_hidden(record)
+        record.future.is_none() && (record.skips() || record.plan.key.is_some() || self.is_hidden(record))
     }
 
     /// What is wrong with having ended without a word, if anything is.
@@ -578,8 +619,7 @@ impl Book {
     /// A completion has become visible on a ring.
     pub(super) fn observe(&mut self, ring: usize, cqe: &Cqe) {
         self.order += 1;
-        let seen =
-            Seen { res: cqe.res(), stage: cqe.stage(), flags: cqe.flags(), detail: cqe.detail(), order: self.order };
+        let seen = Seen::of(cqe, self.order);
         let user_data = cqe.user_data();
         self.say(|| format!("    ring {ring}: {cqe:?}"));
         if user_data >= MESSAGE {
@@ -595,6 +635,31 @@ impl Book {
             self.violate(format!("ring {ring} has a completion for nobody: {cqe:?}"));
             return;
         }
+        if self.records[uid].future.is_some() {
+            self.violate(format!("entry {uid} has a future, and ring {ring} a completion of it: {cqe:?}"));
+        }
+        self.observe_entry(uid, seen, cqe);
+    }
+
+    /// Which entry a ring's completion is of, if it has a `user_data` of its own.
+    pub(super) fn entry_of(&self, ring: usize, cqe: &Cqe) -> Option<usize> {
+        let uid = cqe.user_data().checked_sub(UNIQUE)? as usize;
+        self.records.get(uid).is_some_and(|record| record.ring == ring).then_some(uid)
+    }
+
+    /// The future of an entry is told.
+    pub(super) fn observe_future(&mut self, uid: usize, cqe: &Cqe) {
+        self.order += 1;
+        self.say(|| format!("    the future of entry {uid}: {cqe:?}"));
+        if cqe.user_data() != Book::user_data(uid, None) {
+            self.violate(format!("the future of entry {uid} is told somebody else's end: {cqe:?}"));
+        }
+        self.observe_entry(uid, Seen::of(cqe, self.order), cqe);
+    }
+
+    fn observe_entry(&mut self, uid: usize, seen: Seen, cqe: &Cqe) {
+        let ring = self.records[uid].ring;
+        self.records[uid].news = false;
         if let Some(why) = self.wrong_end(uid, seen) {
             let plan = self.records[uid].plan.clone();
             self.violate(format!("entry {uid} on ring {ring}, {plan:?}: {why}: {cqe:?}"));

@@ -34,6 +34,10 @@ impl World {
         let Book { open, records, .. } = &mut *book;
         for &uid in &*open {
             let record = &mut records[uid];
+            let (issued, open) = (record.was_issued(), rings[record.ring]);
+            if let Some(future) = record.future.as_mut().filter(|future| future.disowned && !issued && open) {
+                future.unwanted = true;
+            }
             if record.began.is_none() && record.submitted.is_some_and(|at| at <= turns) && rings[record.ring] {
                 record.began = Some(now);
             }
@@ -56,6 +60,7 @@ impl World {
                 self.observe(ring);
             }
         }
+        self.check_futures();
         let mut book = lock(&self.book);
         book.turning = None;
         // A turn that ended in a panic has told nobody what it took back.
@@ -78,22 +83,36 @@ impl World {
 
     /// Sees the completions that have become visible.
     fn observe(&mut self, at: usize) {
-        let place = &mut self.rings[at];
+        let place = &self.rings[at];
+        let queue = match (&place.ring, &place.ending) {
+            (Some(ring), _) => Some(ring.reaping()),
+            (None, ending) => ending.as_ref().map(|ending| &ending.rest),
+        };
+        let next = place.position..;
+        let mut cqes: Vec<_> = next.map_while(|position| queue?.published_at(position)).collect();
+        self.rings[at].position += cqes.len() as u64;
+        let place = &self.rings[at];
+        cqes.extend(place.ending.iter().flat_map(|ending| ending.closing.take_kept()));
+        let overflowing = place.ring.as_ref().is_some_and(is_overflowing);
+        let news = self.news_of(at);
         let mut book = lock(&self.book);
-        loop {
-            let next = match (&place.ring, &place.ending) {
-                (Some(ring), _) => ring.reaping().published_at(place.position),
-                (None, Some(ending)) => ending.rest.published_at(place.position),
-                (None, None) => None,
-            };
-            let Some(cqe) = next else { break };
-            place.position += 1;
-            book.observe(at, &cqe);
+        book.rings[at].overflowing = overflowing;
+        if !news.is_empty() {
+            let queued: Vec<_> = cqes.iter().filter_map(|cqe| book.entry_of(at, cqe)).collect();
+            for uid in queued.into_iter().chain(news.iter().map(|&future| self.futures[future].uid)) {
+                book.records[uid].news = true;
+            }
         }
-        let Some(ending) = &place.ending else { return };
-        for cqe in ending.closing.take_kept() {
-            book.observe(at, &cqe);
+        drop(book);
+        for cqe in &cqes {
+            if !news.is_empty() {
+                self.hear_chain(&news, at, cqe);
+            }
+            lock(&self.book).observe(at, cqe);
         }
+        news.into_iter().for_each(|future| self.hear(future));
+        let Some(ending) = &self.rings[at].ending else { return };
+        let mut book = lock(&self.book);
         if ending.closing.wait(std::time::Duration::ZERO) {
             book.rings[at].finished = true;
             book.say(|| format!("    ring {at} is closed"));
@@ -146,6 +165,15 @@ impl World {
             };
             if stuck {
                 wrong.push(format!("entry {uid}, {:?}, could go on and did not", record.plan));
+            }
+        }
+        for (uid, record) in book.open() {
+            // Whatever holds back the first of a chain, or one alone.
+            let first = record.before.is_none() && record.began.is_some();
+            let here = book.rings[record.ring].core == core && first;
+            let unwanted = record.future.is_some_and(|future| future.unwanted);
+            if here && unwanted && record.result.is_none() {
+                wrong.push(format!("entry {uid}, {:?}, was cancelled by its future, and goes on", record.plan));
             }
         }
         for (due, uid) in self.dues(&book, core) {

@@ -4,7 +4,6 @@
 use super::book::{Mark, Truth, Watch, lock};
 use super::program::{End, FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, TIMELINES, Waiting};
 use super::world::World;
-use crate::EntryFlags;
 use crate::opcode::Cancel;
 use crate::transport::Nanos;
 
@@ -94,6 +93,7 @@ impl World {
             self.violate("all rings are closed, and a core is not done".into());
             return;
         }
+        self.end_futures();
         self.check_last_words();
         lock(&self.book).check_cancel_counts();
         self.check_regions();
@@ -290,7 +290,7 @@ impl World {
         let mut wrong = Vec::new();
         for (uid, record) in book.records.iter().enumerate() {
             // It came too late for a ring that closed.
-            let late = record.began.is_none();
+            let late = record.began.is_none() && record.future.is_none();
             if let Some(fence) = &record.end_fence {
                 let truth = book.truth(&Watch::Prefix, fence);
                 if truth == Truth::Pending {
@@ -307,14 +307,14 @@ impl World {
             if record.ended.is_some() || late || record.plan.key.is_some() {
                 continue;
             }
-            let skips = record.flags.contains(EntryFlags::CQE_SKIP_SUCCESS);
+            let skips = record.skips() && record.future.is_none();
             if skips
                 && !book.is_hidden(record)
                 && let Some(why) = book.wrong_silence(record)
             {
                 wrong.push(format!("entry {uid} on ring {}, {:?}, was silent: {why}", record.ring, record.plan));
             }
-            if !(skips || book.is_hidden(record)) {
+            if !(skips || book.may_be_silent(record)) {
                 wrong.push(format!("entry {uid} on ring {}, {:?}, was lost", record.ring, record.plan));
             }
         }

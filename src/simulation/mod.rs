@@ -13,6 +13,7 @@
 mod book;
 mod checks;
 mod ending;
+mod futures;
 mod net;
 mod program;
 mod push;
@@ -51,6 +52,8 @@ struct Tally {
     faults: AtomicU64,
     /// Operations of several entries.
     merged: AtomicU64,
+    /// Entries with futures that ended.
+    futures: AtomicU64,
     violations: AtomicU64,
 }
 
@@ -59,6 +62,7 @@ impl Tally {
         self.steps.fetch_add(report.steps, Relaxed);
         self.faults.fetch_add(report.faults, Relaxed);
         self.merged.fetch_add(report.merged, Relaxed);
+        self.futures.fetch_add(report.futures, Relaxed);
         self.seeds.fetch_add(1, Relaxed) + 1
     }
 }
@@ -83,15 +87,16 @@ fn every_promise_is_kept() {
             });
         }
     });
-    let Tally { seeds, steps, faults, merged, violations } = tally;
-    let [seeds, steps, faults, merged, violations] =
-        [seeds, steps, faults, merged, violations].map(AtomicU64::into_inner);
+    let Tally { seeds, steps, faults, merged, futures, violations } = tally;
+    let [seeds, steps, faults, merged, futures, violations] =
+        [seeds, steps, faults, merged, futures, violations].map(AtomicU64::into_inner);
     let line = serde_json::json!({
-        "seeds": seeds, "steps": steps, "faults": faults, "merged": merged, "violations": violations,
+        "seeds": seeds, "steps": steps, "faults": faults, "merged": merged, "futures": futures, "violations": violations,
     });
     println!("\nsimulation: {line}");
     assert_eq!(violations, 0, "{violations} of {seeds} seeds break a promise");
     assert!(faults > 0 || seeds < 1_000, "no fault was injected");
+    assert!(futures > seeds || seeds < 10_000, "{futures} entries with futures in {seeds} programs are few");
     assert!(merged > seeds || seeds < 10_000, "{merged} operations of several entries in {seeds} programs are few");
 }
 

@@ -122,6 +122,11 @@ pub(super) enum Step {
         ring: u8,
         producer: u8,
     },
+    /// The owner of a future, counted from the youngest, does something with it.
+    Future {
+        which: u8,
+        ask: Ask,
+    },
     /// A peer takes nothing for a while.
     Stall {
         engine: u8,
@@ -206,6 +211,17 @@ pub(super) enum Feeds {
     Nothing,
     Fence,
     Progress,
+    Future,
+}
+
+/// What the owner of a future does with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Poll,
+    Result,
+    Cancel,
+    Drop,
+    Detach,
 }
 
 #[derive(Clone, Debug)]
@@ -291,6 +307,7 @@ struct Menu {
     transfers: bool,
     vectored: bool,
     neighbours: bool,
+    futures: bool,
     waits: bool,
     chains: bool,
     drains: bool,
@@ -335,6 +352,7 @@ pub(super) fn program(seed: u64) -> Program {
         keys: yes(15),
         lazy_reaper: yes(30),
         neighbours: yes(50),
+        futures: yes(35),
     };
     let breaks = yes(8);
     let closes = yes(15);
@@ -345,9 +363,9 @@ pub(super) fn program(seed: u64) -> Program {
     let rings = (0..count).map(|n| RingPlan { core: n % cores, ..dice.ring() }).collect();
     let length = 8 + dice.rng.usize(..40);
     let mut steps: Vec<_> = (0..length).flat_map(|_| dice.steps()).collect();
-    let mut sprinkle = |dice: &mut Dice, step: Step| {
+    let mut sprinkle = |dice: &mut Dice, some: Vec<Step>| {
         let at = dice.rng.usize(..=steps.len());
-        steps.insert(at, step);
+        steps.splice(at..at, some);
     };
     if breaks {
         let at = match dice.rng.u8(..8) {
@@ -357,14 +375,22 @@ pub(super) fn program(seed: u64) -> Program {
             _ => Break::Submit(dice.rng.u8(..4)),
         };
         let engine = dice.rng.u8(..);
-        sprinkle(&mut dice, Step::Break { engine, at });
+        sprinkle(&mut dice, vec![Step::Break { engine, at }]);
     }
     if closes {
         let (ring, grace) = (dice.rng.u8(..), dice.span(100 * MICRO));
-        sprinkle(&mut dice, Step::Close { ring, grace });
+        let mut close = vec![Step::Close { ring, grace }];
+        if dice.menu.futures && dice.yes(50) {
+            // Entries that nobody submits before the ring is gone.
+            let late = |_| Plan { feeds: Feeds::Future, key: None, ..dice.plan(false) };
+            let entries = (0..3).map(late).collect();
+            close.insert(0, Step::Push { ring, producer: u8::MAX, whole: false, entries });
+            close.insert(0, Step::Submitter { ring });
+        }
+        sprinkle(&mut dice, close);
         if dice.yes(50) {
             let plan = RingPlan { core: dice.rng.u8(..), ..dice.ring() };
-            sprinkle(&mut dice, Step::Ring(plan));
+            sprinkle(&mut dice, vec![Step::Ring(plan)]);
         }
     }
     let ending = EndingPlan {
@@ -443,6 +469,10 @@ impl Dice {
 
     fn step(&mut self) -> Step {
         let any = self.rng.u8(..);
+        if self.menu.futures && self.yes(15) {
+            let ask = *self.pick(&[Ask::Poll, Ask::Poll, Ask::Result, Ask::Cancel, Ask::Drop, Ask::Drop, Ask::Detach]);
+            return Step::Future { which: any, ask };
+        }
         let reap = if self.menu.lazy_reaper { 2 } else { 14 };
         match self.rng.u32(..100) {
             0..40 => self.push(),
@@ -559,6 +589,7 @@ impl Dice {
         let feeds = match self.rng.u8(..10) {
             0..3 if self.menu.feeds => Feeds::Fence,
             3 if self.menu.feeds => Feeds::Progress,
+            4..8 if self.menu.futures => Feeds::Future,
             _ => Feeds::Nothing,
         };
         let feeds = if key.is_some() { Feeds::Nothing } else { feeds };

@@ -8,7 +8,7 @@ use crate::entry::EntryFlags;
 use crate::fence::Fence;
 use crate::opcode;
 use crate::ring::PushError;
-use crate::{Entry, Refusal, Ring};
+use crate::{Entry, EntryFuture, Refusal, Ring};
 use std::time::Duration;
 
 /// An entry and what the book needs of it.
@@ -17,6 +17,13 @@ struct Built {
     record: Record,
     cancel: Option<CancelBook>,
     message: Option<Message>,
+}
+
+/// What an accepted entry feeds, beside a value of the timeline.
+enum Fed {
+    Nothing,
+    Fence(Fence),
+    Future(EntryFuture),
 }
 
 impl World {
@@ -53,24 +60,30 @@ impl World {
         let place = &mut self.rings[ring];
         let from = &mut place.producers[producer];
         let owner = place.ring.as_mut();
-        // `None`: it feeds nothing, or a value of the timeline.
-        let pushed: Result<Option<Fence>, PushError> = match (&mut from.submitter, owner, plan.feeds) {
-            (Some(to), _, Feeds::Nothing) => to.push(entry).map(|()| None),
-            (Some(to), _, Feeds::Fence) => to.push_fenced(entry).map(Some),
-            (Some(to), _, Feeds::Progress) => to.push_signalling(entry, &progress).map(|_| None),
-            (None, Some(ring), Feeds::Nothing) => ring.submission().push(entry).map(|()| None),
-            (None, Some(ring), Feeds::Fence) => ring.submission().push_fenced(entry).map(Some),
-            (None, Some(ring), Feeds::Progress) => ring.submission().push_signalling(entry, &progress).map(|_| None),
+        let pushed: Result<Fed, PushError> = match (&mut from.submitter, owner, plan.feeds) {
+            (Some(to), _, Feeds::Nothing) => to.push(entry).map(|()| Fed::Nothing),
+            (Some(to), _, Feeds::Fence) => to.push_fenced(entry).map(Fed::Fence),
+            (Some(to), _, Feeds::Progress) => to.push_signalling(entry, &progress).map(|_| Fed::Nothing),
+            (Some(to), _, Feeds::Future) => to.push_future(entry).map(Fed::Future),
+            (None, Some(ring), Feeds::Nothing) => ring.submission().push(entry).map(|()| Fed::Nothing),
+            (None, Some(ring), Feeds::Fence) => ring.submission().push_fenced(entry).map(Fed::Fence),
+            (None, Some(ring), Feeds::Progress) => {
+                ring.submission().push_signalling(entry, &progress).map(|_| Fed::Nothing)
+            }
+            (None, Some(ring), Feeds::Future) => ring.submission().push_future(entry).map(Fed::Future),
             (None, None, _) => return false,
         };
         match pushed {
-            Ok(fence) => {
+            Ok(fed) => {
                 self.check_push(ring, &record, None);
                 self.accept(ring, producer, uid, record, cancel, message);
-                if let Some(fence) = fence {
-                    lock(&self.book).records[uid].end_fence = Some(fence.clone());
-                    self.ends.push((uid, fence));
-                }
+                let fence = match fed {
+                    Fed::Nothing => return true,
+                    Fed::Fence(fence) => fence,
+                    Fed::Future(future) => self.keep_future(ring, uid, future),
+                };
+                lock(&self.book).records[uid].end_fence = Some(fence.clone());
+                self.ends.push((uid, fence));
                 true
             }
             Err(error) => {
@@ -170,8 +183,9 @@ impl World {
         let (plan, place) = &self.engines[engine].strips.lay(plan);
         let place = *place;
         let (mut cancel, mut message, mut target) = (None, None, None);
-        let cancels =
-            |mark: Mark, timeouts_only| Some(CancelBook { ring, whom: mark, by: Some(uid), timeouts_only, over: None });
+        let cancels = |mark: Mark, timeouts_only| {
+            Some(CancelBook { ring, whom: mark, by: Some(uid), timeouts_only, future: false, over: None })
+        };
         let entry = match plan.op {
             PlanOp::Nop(res) => opcode::Nop::new().result(res).build(),
             PlanOp::Bad => opcode::Nop::new().bad().build(),

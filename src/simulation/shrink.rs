@@ -1,6 +1,6 @@
 //! Making a failing program smaller: leaving things out as long as it still fails.
 
-use super::program::{End, PlanOp, Program, Step};
+use super::program::{End, Feeds, PlanOp, Program, Step};
 
 /// A program that fails as `fails` says, and of which nothing can be left out alone.
 pub(super) fn shrink(mut program: Program, fails: impl Fn(&Program) -> bool) -> Program {
@@ -48,7 +48,11 @@ fn size(program: &Program) -> usize {
                     }
                     _ => 0,
                 };
-                2 + entry.waits.len() + entry.flags.iter().count() + limits + lands
+                2 + entry.waits.len()
+                    + usize::from(entry.feeds != Feeds::Nothing)
+                    + entry.flags.iter().count()
+                    + limits
+                    + lands
             };
             1 + entries.iter().map(entry).sum::<usize>()
         }
@@ -75,12 +79,13 @@ fn simplify(program: &mut Program, at: usize, fails: &impl Fn(&Program) -> bool)
                 continue;
             }
         }
-        for change in 0..7 {
+        for change in 0..8 {
             let mut smaller = program.clone();
             let Step::Push { entries, .. } = &mut smaller.steps[at] else { return };
             let entry = &mut entries[which];
             match (change, &mut entry.op) {
                 (0, _) => entry.waits.clear(),
+                (7, _) => entry.feeds = Feeds::Nothing,
                 (1, _) => entry.flags = crate::EntryFlags::empty(),
                 (2, _) => entry.gate_limit = 0,
                 (3, _) => entry.transfer_limit = 0,

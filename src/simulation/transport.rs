@@ -259,6 +259,9 @@ impl Book {
         if let Some(seen) = record.result.or(record.ended) {
             return Some(format!("issued after its end {seen:?}"));
         }
+        if record.future.is_some_and(|future| future.unwanted) {
+            return Some("issued, and its future had cancelled it".into());
+        }
         if record.failed_at.is_some_and(|at| at < self.now) {
             return Some("a further part is issued after one has failed".into());
         }

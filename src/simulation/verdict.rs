@@ -82,7 +82,9 @@ impl Book {
         }
         let ended_by_closing = seen.stage == Stage::Shutdown || seen.stage == Stage::Transfer;
         if before.ended.is_none() && before.result.is_none() {
-            let silent = self.may_be_silent(before) || matches!(before.plan.op, PlanOp::LinkTimeout(_));
+            let silent = self.may_be_silent(before)
+                || matches!(before.plan.op, PlanOp::LinkTimeout(_))
+                || self.may_be_unseen(record, before);
             return (!silent && !ended_by_closing).then(|| "it has ended before the one before it in its chain".into());
         }
         let started = matches!(seen.stage, Stage::Done | Stage::Transfer);
@@ -90,6 +92,13 @@ impl Book {
         let hard = before.flags.contains(EntryFlags::IO_HARDLINK);
         let failed = self.failed(before, first);
         (started && failed && !hard).then(|| format!("it was started behind {first:?}"))
+    }
+
+    /// True if another entry may have ended before this one has, and it does not show yet: a future needs no room.
+    fn may_be_unseen(&self, record: &Record, before: &Record) -> bool {
+        let waits = record.future.is_some() && before.future.is_none() && self.rings[record.ring].overflowing;
+        // Which of two came first, to a queue and to a future, does not show.
+        waits || (before.news && record.future.is_some() != before.future.is_some())
     }
 
     fn failed(&self, record: &Record, seen: Seen) -> bool {
@@ -146,6 +155,7 @@ impl Book {
         let drained = drains(head);
         for (at, other) in self.records.iter().enumerate().filter(own) {
             let ended = other.result.is_some() || other.ended.is_some() || self.may_be_silent(other);
+            let ended = ended || self.may_be_unseen(record, other);
             if ended || self.bypasses(at) {
                 continue;
             }
@@ -222,6 +232,9 @@ impl Book {
         let mut before = record.before;
         while let Some(at) = before {
             let other = &self.records[at];
+            if other.result.is_none() && self.may_be_unseen(record, other) {
+                return None;
+            }
             if other.result.is_some_and(|first| first.root() == -detail && self.failed(other, first)) {
                 return None;
             }
@@ -285,7 +298,10 @@ impl Book {
             (errno::ECANCELED, _) => {
                 let guarded =
                     record.after.is_some_and(|after| matches!(self.records[after].plan.op, PlanOp::LinkTimeout(_)));
-                let named = self.cancels.iter().any(|cancel| self.may_mean(cancel, uid));
+                // A future takes back nothing that the transport has.
+                let issued = record.issued != 0;
+                let named = |cancel: &CancelBook| self.may_mean(cancel, uid) && !(cancel.future && issued);
+                let named = self.cancels.iter().any(named);
                 (!guarded && !named).then(|| "nobody cancelled it".into())
             }
             _ => Some("no end of a cancel's".into()),
@@ -321,7 +337,11 @@ impl Book {
         let cancelled = |record: &&Record| {
             let by_cancel =
                 record.result.is_some_and(|seen| seen.stage == Stage::Cancel && seen.res == -errno::ECANCELED);
-            by_cancel && !matches!(record.plan.op, PlanOp::LinkTimeout(_)) && !record.after.is_some_and(guard)
+            let by_future = record.future.is_some_and(|future| future.disowned);
+            by_cancel
+                && !by_future
+                && !matches!(record.plan.op, PlanOp::LinkTimeout(_))
+                && !record.after.is_some_and(guard)
         };
         let ended = self.records.iter().filter(cancelled).count();
         let silent = self.records.iter().any(|record| record.is_cancel() && self.may_be_silent(record));

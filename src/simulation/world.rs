@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::book::{Book, CancelBook, Desk, KeyBook, Mark, RingBook, Timeline, Truth, lock, mark_of};
+use super::futures::Live;
 use super::net::{Asked, Gate, Injected, Net};
 use super::program::{FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, Program, RingPlan, Step, TIMELINES, Whom};
 use super::strips::{self, Strips};
@@ -26,6 +27,8 @@ pub(super) struct Report {
     pub(super) faults: u64,
     /// Operations of several entries.
     pub(super) merged: u64,
+    /// Entries with futures.
+    pub(super) futures: u64,
     pub(super) violations: Vec<String>,
     pub(super) trace: Vec<String>,
 }
@@ -125,6 +128,7 @@ pub(super) struct World {
     pub(super) progress: Progress,
     /// Entries that feed a fence.
     pub(super) ends: Vec<(usize, Fence)>,
+    pub(super) futures: Vec<Live>,
     pub(super) cancels: Vec<Call<usize>>,
     pub(super) quiesces: Vec<Call<()>>,
     next_producer: u64,
@@ -173,6 +177,7 @@ impl World {
             polled: polled.collect(),
             progress: fence::progress(8),
             ends: Vec::new(),
+            futures: Vec::new(),
             cancels: Vec::new(),
             quiesces: Vec::new(),
             next_producer: 0,
@@ -205,6 +210,7 @@ impl World {
             steps: self.steps + self.cores.iter().map(|core| core.turns).sum::<u64>(),
             faults: book.faults,
             merged: book.merged,
+            futures: self.futures.len() as u64,
             violations: std::mem::take(&mut book.violations),
             trace: book.trace.take().unwrap_or_default(),
         };
@@ -271,6 +277,7 @@ impl World {
             grace: None,
             gives_up: None,
             finished: false,
+            overflowing: false,
             drains: false,
             met: Default::default(),
             keys: [KeyBook::default(); 2],
@@ -338,6 +345,7 @@ impl World {
             Step::Quiesce { ring, what } => self.quiesce(of(ring), what),
             Step::Submitter { ring } => self.add_submitter(of(ring)),
             Step::DropSubmitter { ring, producer } => self.drop_submitter(of(ring), producer),
+            Step::Future { which, ask } => self.ask(which, ask),
             Step::Stall { engine, peer, span } => {
                 if let Some((engine, target)) = self.target(engine, peer) {
                     lock(&self.book).stall(engine, target, self.now + span);
@@ -609,7 +617,7 @@ impl World {
         }
         let reply = self.rings[ring].controller.begin_cancel(cancel);
         let mut book = lock(&self.book);
-        book.cancels.push(CancelBook { ring, whom: mark, by: None, timeouts_only: false, over: None });
+        book.cancels.push(CancelBook { ring, whom: mark, by: None, timeouts_only: false, future: false, over: None });
         let at = book.cancels.len() - 1;
         self.cancels.push(Call { ring, mark, reply, at, means: Vec::new() });
     }
