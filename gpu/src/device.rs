@@ -11,6 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use moonring::cuda::{Context, RawHandle, Stream};
 
+use crate::checks::Skip;
+
 /// Names the driver's library, a real one's; without it the fake driver is used. The test programs of the bundle read it too.
 pub const REAL: &str = "MOONRING_LIBCUDA";
 
@@ -52,7 +54,6 @@ functions! {
     cuGraphExecDestroy(RawHandle);
     cuGraphDestroy(RawHandle);
     cuMemAlloc_v2(*mut u64, usize);
-    cuMemFree_v2(u64);
     cuMemHostAlloc(*mut *mut c_void, usize, u32);
     cuMemHostGetDevicePointer_v2(*mut u64, *mut c_void, u32);
     cuModuleLoadData(*mut RawHandle, *const c_void);
@@ -75,7 +76,7 @@ fn driver() -> Result<&'static Driver> {
     };
     // SAFETY: a CUDA driver, whose initialisers may run in any program.
     let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
-    let library = library.with_context(|| format!("cannot open the CUDA driver {path:?}"))?;
+    let library = library.map_err(|error| Skip(format!("there is no CUDA driver {path:?}: {error:?}")))?;
     let found = Driver::find(Box::leak(Box::new(library)))?;
     Ok(DRIVER.get_or_init(|| found))
 }
@@ -100,12 +101,19 @@ pub struct Device {
 /// What device 0 is called, and what a reader wants to know of it: driver version and attributes.
 pub fn describe() -> Result<(String, String)> {
     let driver = driver()?;
+    const NO_DEVICE: u32 = 100;
     let (mut count, mut version, mut name) = (0, 0, [0 as c_char; 128]);
     // SAFETY: out pointers, and a buffer of that length, in which the driver ends its text.
     let text = unsafe {
-        ok("cuInit", (driver.cuInit)(0))?;
+        let code = (driver.cuInit)(0);
+        if code == NO_DEVICE {
+            bail!(Skip("there is a CUDA driver, but no device".into()));
+        }
+        ok("cuInit", code)?;
         ok("cuDeviceGetCount", (driver.cuDeviceGetCount)(&mut count))?;
-        ensure!(count > 0, "there is no CUDA device");
+        if count == 0 {
+            bail!(Skip("there is a CUDA driver, but no device".into()));
+        }
         ok("cuDriverGetVersion", (driver.cuDriverGetVersion)(&mut version))?;
         ok("cuDeviceGetName", (driver.cuDeviceGetName)(name.as_mut_ptr(), 128, 0))?;
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
@@ -127,6 +135,8 @@ impl Device {
     pub fn open() -> Result<Device> {
         let driver = driver()?;
         let context = Context::primary(0)?;
+        // It ends with the process. Releasing it waits for its streams, and after a failed check they may stand still.
+        std::mem::forget(context.clone());
         let mut kernels = ptr::null_mut();
         let image = [fake_cuda::KERNELS.as_bytes(), b"\0"].concat();
         // SAFETY: a context that lives; an out pointer and PTX that ends with a zero.
@@ -151,12 +161,12 @@ impl Device {
         Ok(Kernel { driver: self.driver, function })
     }
 
-    /// Memory of the device.
-    pub fn memory(&self, len: usize) -> Result<Memory> {
+    /// Memory of the device, which ends with the process: freeing it waits for streams as well.
+    pub fn memory(&self, len: usize) -> Result<u64> {
         let mut address = 0;
         // SAFETY: an out pointer.
         ok("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&mut address, len) })?;
-        Ok(Memory { driver: self.driver, address })
+        Ok(address)
     }
 
     /// A 64-bit word of pinned memory that host and device see; 0 at first, never freed.
@@ -252,19 +262,6 @@ impl Kernel {
                 ptr::null_mut(),
             )
         })
-    }
-}
-
-/// Device memory, freed when dropped. Freeing may wait for all streams.
-pub struct Memory {
-    driver: &'static Driver,
-    pub address: u64,
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: not used again; whoever drops it has waited for what uses it.
-        unsafe { (self.driver.cuMemFree_v2)(self.address) };
     }
 }
 

@@ -3,9 +3,10 @@
 //!
 //! The last line that it writes to standard output is one JSON object; what happens meanwhile goes to standard error.
 
+use std::io::{self, Read as _};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Parser;
 
 mod bundle;
@@ -17,6 +18,8 @@ mod report;
 mod transfers;
 
 use checks::{CHECKS, Skip};
+use device::Device;
+use measure::MEASUREMENTS;
 
 /// moonring's checks and measurements on a GPU, or on the fake driver where there is none
 #[derive(Debug, Parser)]
@@ -30,43 +33,48 @@ struct Cli {
     /// Run one check in this process
     #[arg(long, hide = true)]
     check: Option<String>,
-    /// Run the measurements in this process
+    /// Use the driver until standard input ends
     #[arg(long, hide = true)]
-    measure: bool,
+    keep: bool,
+    /// Load the engine
+    #[arg(long, hide = true)]
+    engine: bool,
+    /// Take one measurement in this process
+    #[arg(long, hide = true)]
+    measure: Option<String>,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match (&cli.check, cli.measure) {
-        (Some(name), _) => check(name),
-        _ if cli.describe => report::describe(),
-        (None, true) => measure::all().map(|numbers| {
-            println!("{numbers}");
-            ExitCode::SUCCESS
-        }),
-        (None, false) => report::run(cli.fake),
+    let result = match (&cli.check, &cli.measure) {
+        (Some(name), _) => find("check", CHECKS, name).and_then(|check| check()),
+        (None, Some(name)) => find("measurement", MEASUREMENTS, name)
+            .and_then(|measurement| measurement(&Device::open()?))
+            .map(|number| println!("{number}")),
+        (None, None) if cli.describe => device::describe().map(|(name, more)| println!("{name}\n{more}")),
+        (None, None) if cli.keep => {
+            device::describe().and_then(|_| Ok(io::stdin().read_to_end(&mut Vec::new()).map(drop)?))
+        }
+        (None, None) if cli.engine => transfers::engine().map(drop),
+        (None, None) => return report::run(cli.fake),
     };
-    result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
-    })
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Skip>() => {
+            eprintln!("{error}");
+            ExitCode::from(SKIPPED)
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-/// The exit code of a check that this machine cannot do.
+/// The exit code of what this machine cannot do.
 const SKIPPED: u8 = 77;
 
-fn check(name: &str) -> Result<ExitCode> {
-    let Some((_, check)) = CHECKS.iter().find(|(known, _)| *known == name) else {
-        bail!("there is no check called {name:?}");
-    };
-    match check() {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => match error.downcast_ref::<Skip>() {
-            Some(why) => {
-                eprintln!("{why}");
-                Ok(ExitCode::from(SKIPPED))
-            }
-            None => Err(error),
-        },
-    }
+fn find<T>(what: &str, all: &'static [(&str, T)], name: &str) -> Result<&'static T> {
+    let found = all.iter().find(|(known, _)| *known == name);
+    Ok(&found.with_context(|| format!("there is no {what} called {name:?}"))?.1)
 }

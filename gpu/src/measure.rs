@@ -7,45 +7,33 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use moonring::cuda::Stream;
 use moonring::{Engine, Fence, Ring, opcode};
-use serde_json::{Value, json};
 
-use crate::checks::{Skip, timeline};
+use crate::checks::timeline;
 use crate::device::{Device, LIMIT, is_real};
 use crate::transfers::{Transfers, push, reap, succeeded};
 
-/// The measured numbers, by the names that the report has.
-pub fn all() -> Result<Value> {
-    let device = Device::open()?;
-    let scale = if is_real() { 1 } else { 20 };
-    let ratio = or_skipped("overlap_ratio", overlap(&device, 400 / scale))?;
-    let event = signal_to_issue(&device, 400 / scale, |stream| {
-        let stream = stream.clone();
-        Ok(Box::new(move || Ok(stream.fence()?)))
-    })?;
-    let timeline = signal_to_issue(&device, 400 / scale, |stream| {
-        let timeline = timeline(stream)?;
-        Ok(Box::new(move || Ok(timeline.at(timeline.signal()?)?)))
-    });
-    let timeline = or_skipped("timeline_signal_to_issue_us", timeline)?;
-    let slowdown = launch_slowdown(&device, 10_000 / scale)?;
-    Ok(json!({
-        "overlap_ratio": ratio,
-        "event_signal_to_issue_us": event,
-        "timeline_signal_to_issue_us": timeline,
-        "launch_slowdown": slowdown,
-    }))
-}
+type Measurement = fn(&Device) -> Result<f64>;
 
-/// A number, or none and a word about why it cannot be measured here.
-fn or_skipped(name: &str, number: Result<f64>) -> Result<Option<f64>> {
-    match number {
-        Ok(number) => Ok(Some(number)),
-        Err(error) if error.is::<Skip>() => {
-            eprintln!("{name}: {error}");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+/// The measured numbers, by the names that the report has.
+pub const MEASUREMENTS: &[(&str, Measurement)] = &[
+    ("overlap_ratio", |device| overlap(device, 400 / scale())),
+    ("event_signal_to_issue_us", |device| {
+        signal_to_issue(device, 400 / scale(), |stream| {
+            let stream = stream.clone();
+            Ok(Box::new(move || Ok(stream.fence()?)))
+        })
+    }),
+    ("timeline_signal_to_issue_us", |device| {
+        signal_to_issue(device, 400 / scale(), |stream| {
+            let timeline = timeline(stream)?;
+            Ok(Box::new(move || Ok(timeline.at(timeline.signal()?)?)))
+        })
+    }),
+    ("launch_slowdown", |device| launch_slowdown(device, 10_000 / scale())),
+];
+
+fn scale() -> usize {
+    if is_real() { 1 } else { 20 }
 }
 
 /// Steps of a producer kernel, a load over what it wrote, and a kernel that checks the load: the time they take when the

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+/// How long a program that is killed may take to be gone, and what it printed to be here.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// How a program ended, and what it wrote, line by line.
 pub struct Ended {
     /// `None` if it was stopped at its limit.
@@ -19,7 +22,6 @@ pub struct Ended {
 
 /// Runs a program, for as long as the limit at most.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
-    let started = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -31,7 +33,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Ended> {
     let stderr = lines(child.stderr.take());
     let status = wait(&mut child, limit)?;
     // What it has started may keep the pipes open after it: what is not there soon is not waited for.
-    let until = started + limit + Duration::from_secs(1);
+    let until = Instant::now() + GRACE;
     let collect = |lines: Receiver<String>| {
         let mut all = Vec::new();
         while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -49,14 +51,29 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
             return Ok(Some(status));
         }
         if Instant::now() >= end {
-            // With what it has started, which may be what hangs.
-            // SAFETY: the group is that of our child, which is not reaped yet, so its number is still its own.
-            unsafe { libc::kill(-i32::try_from(child.id())?, libc::SIGKILL) };
-            child.wait()?;
+            stop(child)?;
             return Ok(None);
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Kills a program with what it has started, which may be what hangs.
+pub fn stop(child: &mut Child) -> Result<()> {
+    // SAFETY: the group is that of our child, which is not reaped yet, so its number is still its own.
+    unsafe { libc::kill(-i32::try_from(child.id())?, libc::SIGKILL) };
+    // One that hangs inside the kernel's part of a driver does not even die.
+    let end = Instant::now() + GRACE;
+    while child.try_wait()?.is_none() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Starts a program that runs until its standard input ends, and so no longer than this one.
+pub fn beside(command: &mut Command) -> Result<Child> {
+    let quiet = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    quiet.spawn().with_context(|| format!("could not start {:?}", command.get_program()))
 }
 
 /// A pipe's lines, until it is closed.
@@ -82,7 +99,8 @@ fn lines(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Tests {
     pub passed: u64,
-    pub failed: Vec<String>,
+    /// With what they said of it.
+    pub failed: Vec<(String, String)>,
     /// Tests, or parts of tests, that did not run.
     pub skipped: Vec<String>,
     /// What a test found out about the driver.
@@ -97,7 +115,7 @@ impl Tests {
             if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
                 match result {
                     "ok" => tests.passed += 1,
-                    "FAILED" => tests.failed.push(name.to_owned()),
+                    "FAILED" => tests.failed.push((name.to_owned(), panic_of(lines, name))),
                     _ if result.starts_with("ignored") => tests.skipped.push(name.to_owned()),
                     _ => {}
                 }
@@ -114,6 +132,16 @@ impl Tests {
     }
 }
 
+/// What a failed test panicked with, from the part of the output that is about it.
+fn panic_of(lines: &[String], test: &str) -> String {
+    let head = format!("---- {test} stdout ----");
+    let about = lines.iter().skip_while(|line| **line != head).skip(1);
+    let panic = about.skip_while(|line| !line.contains(" panicked at ")).skip(1);
+    let said = panic.take_while(|line| !line.is_empty() && !line.starts_with("note: ") && *line != "stack backtrace:");
+    const MOST: usize = 400;
+    said.map(|line| line.trim()).collect::<Vec<_>>().join(", ").chars().take(MOST).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,12 +150,14 @@ mod tests {
     fn reads_what_a_test_program_prints() {
         let text = "\nrunning 5 tests\ntest a::b ... ok\ntest c ... FAILED\ntest d ... ignored, needs more\n\
                     test e - should panic ... ok\n\nsuccesses:\n\n---- a::b stdout ----\nNOT CHECKED: the log: no controls\n\
-                    FACT row 3: 201\nNOT CHECKED: the log: no controls\n\nsuccesses:\n    a::b\n\nfailures:\n    c\n\n\
+                    FACT row 3: 201\nNOT CHECKED: the log: no controls\n\nsuccesses:\n    a::b\n\nfailures:\n\n---- c stdout ----\n\
+                    \nthread 'c' (5) panicked at src/c.rs:1:2:\nassertion failed\n  left: 1\nnote: run it\n\n\
+                    failures:\n    c\n\n\
                     test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out\n";
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let read = Tests::read(&lines);
         assert_eq!(read.passed, 2);
-        assert_eq!(read.failed, ["c"]);
+        assert_eq!(read.failed, [("c".to_owned(), "assertion failed, left: 1".to_owned())]);
         assert_eq!(read.skipped, ["d", "the log"]);
         assert_eq!(read.facts, ["row 3: 201"]);
     }

@@ -1,36 +1,51 @@
 //! The whole run: every check and measurement in a process of its own, and the report.
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use serde_json::{Value, json};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
 
 use crate::SKIPPED;
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, PARTS};
 use crate::checks::CHECKS;
-use crate::device;
+use crate::measure::MEASUREMENTS;
 use crate::programs::{self, Ended, Tests};
 
 /// The whole run takes less than five minutes, whatever hangs.
-const TOTAL: Duration = Duration::from_secs(285);
+const TOTAL: Duration = Duration::from_secs(280);
 /// Of one check or test program. What is sound takes a fraction of it.
 const EACH: Duration = Duration::from_secs(60);
-/// Of one test of a test program. They have limits of their own, of 20 seconds.
-const ONE_TEST: Duration = Duration::from_secs(25);
-/// What the measurements get at the end.
-const MEASUREMENTS: Duration = Duration::from_secs(90);
+/// Of one test of a test program, and of one measurement. The tests have limits of their own, of 20 seconds.
+const ONE: Duration = Duration::from_secs(25);
+/// What is kept for the measurements while checks run.
+const KEPT: Duration = Duration::from_secs(60);
+/// Tests that run on a real device at the same time. Most of a test's time goes into the making of its context.
+const AT_ONCE: usize = 4;
 
-/// The measured numbers in the report, in its order.
-const NUMBERS: [&str; 4] =
-    ["overlap_ratio", "event_signal_to_issue_us", "timeline_signal_to_issue_us", "launch_slowdown"];
+/// The program that asks what the table of the stand-in driver says: on a real device another answer is a fact.
+const TABLE: &str = "driver";
 
 #[derive(Default)]
 struct Report {
+    device: Option<String>,
     checks: u64,
-    failed: u64,
+    failures: Vec<String>,
     skipped: Vec<String>,
+    facts: Vec<String>,
+    numbers: Map<String, Value>,
+}
+
+/// How one check or measurement ended.
+enum Outcome {
+    /// With what it printed.
+    Passed(Vec<String>),
+    Skipped(String),
+    Failed(String),
 }
 
 impl Report {
@@ -41,8 +56,8 @@ impl Report {
 
     fn fail(&mut self, name: &str, why: &str) {
         self.checks += 1;
-        self.failed += 1;
         eprintln!("FAILED   {name}: {why}");
+        self.failures.push(name.to_owned());
     }
 
     fn skip(&mut self, name: impl Into<String>, why: &str) {
@@ -50,118 +65,208 @@ impl Report {
         eprintln!("skipped  {name}: {why}");
         self.skipped.push(name);
     }
-}
 
-/// Runs everything and prints the report as the last line. Fails if a check failed.
-pub fn run(fake: bool) -> Result<ExitCode> {
-    let end = Instant::now() + TOTAL;
-    let bundle = Bundle::find(fake)?;
-    let name = name_of_device(&bundle)?;
-    let mut report = Report::default();
-    let left = |limit: Duration| limit.min((end - MEASUREMENTS).saturating_duration_since(Instant::now()));
-
-    for (check, _) in CHECKS {
-        one_check(&bundle, check, left(EACH), &mut report)?;
-    }
-    let programs = bundle.test_programs()?;
-    if programs.is_empty() {
-        report.skip("test_programs", "there are none beside this program");
-    }
-    for program in programs {
-        test_program(&bundle, &program, end - MEASUREMENTS, &mut report)?;
-    }
-    let numbers = measurements(&bundle, end.saturating_duration_since(Instant::now()), &mut report)?;
-    for number in NUMBERS {
-        if bundle.is_real() && numbers[number].is_null() {
-            report.skip(number, "it could not be measured");
+    /// Something about a real device; the fake has what the table says.
+    fn fact(&mut self, fact: impl Into<String>) {
+        let fact = fact.into();
+        if self.device.as_deref() != Some("fake") && !self.facts.contains(&fact) {
+            eprintln!("fact     {fact}");
+            self.facts.push(fact);
         }
     }
 
-    let mut line = json!({
-        "device": name,
-        "checks": report.checks,
-        "failed": report.failed,
-        "skipped": report.skipped,
-    });
-    for number in NUMBERS {
-        // On the fake driver times say nothing.
-        line[number] = if bundle.is_real() { numbers[number].clone() } else { Value::Null };
+    fn line(&self) -> Value {
+        let mut line = json!({
+            "device": self.device,
+            "checks": self.checks,
+            "failed": self.failures.len(),
+            "failures": self.failures,
+            "skipped": self.skipped,
+            "facts": self.facts,
+        });
+        for (name, _) in MEASUREMENTS {
+            line[*name] = self.numbers.get(*name).cloned().unwrap_or_default();
+        }
+        line
     }
-    println!("{line}");
-    Ok(if report.failed == 0 && report.checks > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn name_of_device(bundle: &Bundle) -> Result<String> {
-    let described = programs::run(&mut bundle.again(&["--describe"])?, EACH)?;
-    if let (Some(status), [name, more]) = (described.status, &described.stdout[..])
-        && status.success()
-    {
-        eprintln!("{name}: {more}");
-        return Ok(if bundle.is_real() { name.clone() } else { "fake".into() });
+/// Runs everything and prints the report as the last line, whatever happens. Fails if a check failed.
+pub fn run(fake: bool) -> ExitCode {
+    let mut report = Report::default();
+    if let Err(error) = everything(fake, &mut report) {
+        report.fail("run", &format!("{error:#}"));
     }
-    anyhow::bail!("the driver cannot be used:\n{}", described.stderr.join("\n"))
+    println!("{}", report.line());
+    if report.failures.is_empty() && report.checks > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn one_check(bundle: &Bundle, name: &str, limit: Duration, report: &mut Report) -> Result<()> {
-    if limit.is_zero() {
-        report.skip(name, "no time is left");
-        return Ok(());
+fn everything(fake: bool, report: &mut Report) -> Result<()> {
+    let end = Instant::now() + TOTAL;
+    let left = |limit: Duration, kept: Duration| limit.min((end - kept).saturating_duration_since(Instant::now()));
+    let mut bundle = driver(fake, report)?;
+    engine(&mut bundle)?;
+    // A device that nobody uses is shut down, and takes its time to come up again.
+    let mut keeper = bundle.is_real().then(|| programs::beside(&mut bundle.again(&["--keep"])?)).transpose()?;
+
+    for (check, _) in CHECKS {
+        let started = Instant::now();
+        match outcome(bundle.again(&["--check", check])?, left(EACH, KEPT)) {
+            Outcome::Passed(_) => report.pass(check, started.elapsed()),
+            Outcome::Skipped(why) => report.skip(*check, &why),
+            Outcome::Failed(why) => report.fail(check, &why),
+        }
     }
-    let started = Instant::now();
-    let ended = programs::run(&mut bundle.again(&["--check", name])?, limit)?;
-    let said = ended.stderr.join("\n");
-    match ended.status {
-        Some(status) if status.success() => report.pass(name, started.elapsed()),
-        Some(status) if status.code() == Some(SKIPPED.into()) => report.skip(name, &said),
-        Some(status) => report.fail(name, &format!("{status}\n{said}")),
-        None => report.fail(name, &format!("it was stopped after {limit:?}\n{said}")),
+    for (name, _) in MEASUREMENTS {
+        let started = Instant::now();
+        match outcome(bundle.again(&["--measure", name])?, left(ONE, Duration::ZERO)) {
+            Outcome::Passed(printed) => match printed.last().and_then(|line| line.parse::<f64>().ok()) {
+                Some(number) => {
+                    report.pass(name, started.elapsed());
+                    // On the fake driver times say nothing.
+                    if bundle.is_real() {
+                        report.numbers.insert((*name).to_owned(), json!(number));
+                    }
+                }
+                None => report.fail(name, &format!("it printed {printed:?}")),
+            },
+            Outcome::Skipped(why) => report.skip(*name, &why),
+            Outcome::Failed(why) => report.fail(name, &why),
+        }
+    }
+    let test_programs = bundle.test_programs()?;
+    if test_programs.is_empty() {
+        report.skip("test_programs", "there are none beside this program");
+    }
+    for program in test_programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Err(error) = test_program(&bundle, &program, &name, end, report) {
+            report.fail(&name, &format!("{error:#}"));
+        }
+    }
+    if let Some(keeper) = &mut keeper {
+        let _ = programs::stop(keeper);
     }
     Ok(())
+}
+
+/// Finds out which driver the run is about, each asked by a process of its own: one that hangs must not hang this.
+fn driver(fake: bool, report: &mut Report) -> Result<Bundle> {
+    for real in [true, false].into_iter().skip(usize::from(fake)) {
+        let bundle = Bundle::with(real)?;
+        match (outcome(bundle.again(&["--describe"])?, EACH), real) {
+            (Outcome::Passed(said), _) => {
+                eprintln!("{}", said.join(": "));
+                report.device = Some(if real { said.first().cloned().unwrap_or_default() } else { "fake".into() });
+                return Ok(bundle);
+            }
+            (Outcome::Skipped(why), true) => eprintln!("{why}: the fake driver is used"),
+            (Outcome::Failed(why), true) => report.skip("the driver of this machine", &why),
+            (Outcome::Skipped(why) | Outcome::Failed(why), false) => bail!("the fake driver cannot be used: {why}"),
+        }
+    }
+    unreachable!("the fake driver is used or an error")
+}
+
+/// Sees to it that the engine loads: with the system's libraries, or with those of the bundle.
+fn engine(bundle: &mut Bundle) -> Result<()> {
+    let Outcome::Failed(why) = outcome(bundle.again(&["--engine"])?, EACH) else { return Ok(()) };
+    if bundle.use_own_libraries() {
+        eprintln!("the engine gets the bundle's system libraries, as it does not load with this system's: {why}");
+    }
+    Ok(())
+}
+
+/// Runs this program for one thing.
+fn outcome(mut command: Command, limit: Duration) -> Outcome {
+    if limit.is_zero() {
+        return Outcome::Skipped("no time is left".into());
+    }
+    let ended = match programs::run(&mut command, limit) {
+        Ok(ended) => ended,
+        Err(error) => return Outcome::Failed(format!("{error:#}")),
+    };
+    let said = ended.stderr.join("\n");
+    match ended.status {
+        Some(status) if status.success() => {
+            ended.stderr.iter().for_each(|line| eprintln!("         {line}"));
+            Outcome::Passed(ended.stdout)
+        }
+        Some(status) if status.code() == Some(SKIPPED.into()) => Outcome::Skipped(said),
+        Some(status) => Outcome::Failed(format!("{status}\n{said}")),
+        None => Outcome::Failed(format!("it was stopped after {limit:?}\n{said}")),
+    }
 }
 
 /// Runs a test program: whole on the fake driver; on a real one each test in a process of its own, so that none meets
 /// what another has left, a fault or streams that share a queue.
-fn test_program(bundle: &Bundle, program: &Path, end: Instant, report: &mut Report) -> Result<()> {
-    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let listed = programs::run(bundle.command(program).args(["--list", "--format=terse"]), EACH)?;
+fn test_program(bundle: &Bundle, program: &Path, name: &str, end: Instant, report: &mut Report) -> Result<()> {
+    let part = PARTS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, part)| *part);
+    let mut list = bundle.command(program);
+    let listed = programs::run(list.args(["--list", "--format=terse"]).args(part), EACH)?;
     let tests: Vec<&str> = listed.stdout.iter().filter_map(|line| line.strip_suffix(": test")).collect();
-    if tests.is_empty() {
-        report.fail(&name, "it lists no tests");
+    ensure!(!tests.is_empty(), "it lists no tests: {}", listed.stderr.join("\n"));
+    if !bundle.is_real() {
+        let ended = run_tests(bundle, program, part, EACH.min(end.saturating_duration_since(Instant::now())))?;
+        result_of_tests(name, tests.len(), ended, false, report);
         return Ok(());
     }
-    let runs: Vec<&[&str]> = if bundle.is_real() { tests.chunks(1).collect() } else { vec![&tests] };
-    for tests in runs {
-        let shown = if let [test] = tests { format!("{name}: {test}") } else { name.clone() };
-        let most = if bundle.is_real() { ONE_TEST } else { EACH };
-        let limit = most.min(end.saturating_duration_since(Instant::now()));
-        if limit.is_zero() {
-            report.skip(shown, "no time is left");
-            continue;
+    let next = AtomicUsize::new(0);
+    let (sender, results) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            let (sender, tests, next) = (sender.clone(), &tests, &next);
+            scope.spawn(move || {
+                while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let limit = ONE.min(end.saturating_duration_since(Instant::now()));
+                    let ran = (!limit.is_zero()).then(|| run_tests(bundle, program, &["--exact", test], limit));
+                    let _ = sender.send((*test, ran));
+                }
+            });
         }
-        let mut command = bundle.command(program);
-        command.args(["--test-threads=1", "--show-output", "--color=never"]);
-        if bundle.is_real() {
-            command.arg("--exact").args(tests);
+        drop(sender);
+        for (test, ran) in results {
+            let shown = format!("{name}: {test}");
+            match ran {
+                None => report.skip(shown, "no time is left"),
+                Some(Err(error)) => report.fail(&shown, &format!("{error:#}")),
+                Some(Ok(ended)) => result_of_tests(&shown, 1, ended, name == TABLE, report),
+            }
         }
-        let started = Instant::now();
-        let ended = programs::run(&mut command, limit)?;
-        result_of_tests(&shown, tests.len(), &ended, started.elapsed(), report);
-    }
+    });
     Ok(())
 }
 
-fn result_of_tests(name: &str, expected: usize, ended: &Ended, took: Duration, report: &mut Report) {
+fn run_tests(bundle: &Bundle, program: &Path, which: &[&str], limit: Duration) -> Result<(Ended, Duration)> {
+    let started = Instant::now();
+    let mut command = bundle.command(program);
+    command.args(["--test-threads=1", "--show-output", "--color=never"]).args(which);
+    let ended = programs::run(&mut command, limit).context("the tests could not be started")?;
+    Ok((ended, started.elapsed()))
+}
+
+/// Reports what a test program, or one test of it, has said. With `table`, what fails is no failure but a fact about the
+/// device: it is not what the stand-in driver's table says.
+fn result_of_tests(name: &str, expected: usize, (ended, took): (Ended, Duration), table: bool, report: &mut Report) {
     let tests = Tests::read(&ended.stdout);
     // A test that leaves something out is not counted, though it may have checked the rest.
     report.checks += tests.passed.saturating_sub(tests.skipped.len() as u64);
-    for test in &tests.failed {
-        report.fail(&format!("{name}: {test}"), "see below");
-    }
     for part in &tests.skipped {
         report.skip(format!("{name}: {part}"), "the program says so");
     }
     for fact in &tests.facts {
-        eprintln!("fact     {fact}");
+        report.fact(fact);
+    }
+    let mut differs = |what: &str, why: &str| {
+        if table {
+            report.checks += 1;
+            report.fact(format!("{what}: this device is not as the table says: {why}"));
+        } else {
+            report.fail(what, why);
+        }
+    };
+    for (test, why) in &tests.failed {
+        differs(&if expected == 1 { name.to_owned() } else { format!("{name}: {test}") }, why);
     }
     let why = match ended.status {
         Some(status) if status.success() && tests.passed > 0 && tests.failed.is_empty() => {
@@ -171,45 +276,13 @@ fn result_of_tests(name: &str, expected: usize, ended: &Ended, took: Duration, r
             return;
         }
         Some(status) => format!("it ended with {status} after {} of {expected} tests", tests.passed),
-        None => format!("it was stopped after {took:?} and {} of {expected} tests", tests.passed),
+        None => format!("it was stopped after {took:.0?} and {} of {expected} tests", tests.passed),
     };
     if tests.failed.is_empty() {
         // It died or hung: that is a failure of its own.
-        report.fail(name, &why);
+        differs(name, &why);
     }
     // What the harness says of failures comes last; a program that died says nothing of the kind.
     let told = ended.stdout.iter().position(|line| line == "failures:").unwrap_or(0);
     eprintln!("{}\n{}", ended.stdout[told..].join("\n"), ended.stderr.join("\n"));
-}
-
-/// The numbers; what could not be measured is missing.
-fn measurements(bundle: &Bundle, limit: Duration, report: &mut Report) -> Result<Value> {
-    let name = "measurements";
-    let started = Instant::now();
-    let ended = programs::run(&mut bundle.again(&["--measure"])?, limit)?;
-    for line in &ended.stderr {
-        eprintln!("         {line}");
-    }
-    let numbers = ended.stdout.last().and_then(|line| serde_json::from_str::<Value>(line).ok());
-    match (ended.status, numbers) {
-        (Some(status), Some(numbers)) if status.success() => {
-            report.pass(name, started.elapsed());
-            Ok(numbers)
-        }
-        (Some(status), _) => {
-            report.fail(name, &status.to_string());
-            Ok(Value::Null)
-        }
-        (None, _) => {
-            report.fail(name, &format!("they were stopped after {limit:?}"));
-            Ok(Value::Null)
-        }
-    }
-}
-
-/// What [`name_of_device`] reads, printed by a process of its own.
-pub fn describe() -> Result<ExitCode> {
-    let (name, more) = device::describe()?;
-    println!("{name}\n{more}");
-    Ok(ExitCode::SUCCESS)
 }

@@ -8,19 +8,23 @@ use mooncake_sys::{LIBRARY_VAR, WHEEL_VAR};
 use moonring::{Cqe, Engine, Entry, Region, RegionInfo, Registered, Ring, Segment, mooncake, opcode};
 
 use crate::checks::Skip;
-use crate::device::{Device, LIMIT, Memory, is_real};
+use crate::device::{Device, LIMIT, is_real};
 
 pub struct Transfers {
-    // In the order in which they are dropped: all that knows the engine before the memory that it may write.
     pub ring: Ring,
     ours: Registered,
     peer: Segment,
     theirs: Registered,
     info: RegionInfo,
-    memory: Memory,
+    /// The address on the device.
+    memory: u64,
 }
 
-fn engine() -> Result<Engine> {
+/// An engine of this run's Mooncake.
+pub fn engine() -> Result<Engine> {
+    if is_real() && [WHEEL_VAR, LIBRARY_VAR].iter().all(|name| env::var_os(name).is_none()) {
+        bail!(Skip("no engine that can reach GPU memory is named".into()));
+    }
     let built = mooncake::builder("127.0.0.1").log_level(mooncake::LogLevel::Fatal).build();
     built.context("no Mooncake engine")
 }
@@ -28,19 +32,20 @@ fn engine() -> Result<Engine> {
 impl Transfers {
     /// `len` bytes on both sides.
     pub fn new(device: &Device, len: usize) -> Result<Transfers> {
-        if is_real() && [WHEEL_VAR, LIBRARY_VAR].iter().all(|name| env::var_os(name).is_none()) {
-            bail!(Skip("no engine that can reach GPU memory is named".into()));
-        }
         let memory = device.memory(len)?;
         let (engine, other) = (engine()?, engine()?);
-        // SAFETY: the memory is freed after the ring and its engine have gone (the order of the fields), and nothing
-        // makes references to it.
-        let ours = unsafe { engine.register_foreign(memory.address, len as u64, "cuda:0") }?;
+        // SAFETY: the memory is never freed, and nothing makes references to it.
+        let ours = unsafe { engine.register_foreign(memory, len as u64, "cuda:0") }?;
         let theirs = other.register(Region::alloc(len)?)?;
         let peer = engine.open_segment(other.name(), LIMIT)?;
         let ring = Ring::builder().build(256, &engine)?;
         let info = theirs.info();
-        Ok(Transfers { ring, ours, peer, theirs, info, memory })
+        let mut transfers = Transfers { ring, ours, peer, theirs, info, memory };
+        // The first one makes a connection, and lets the engine's own CUDA runtime set itself up, which may wait for
+        // streams: no stream is held for that.
+        transfers.push(transfers.load(0, len.min(4096))?)?;
+        succeeded(&transfers.reap(1)?[0])?;
+        Ok(transfers)
     }
 
     /// Makes every 32-bit word of the peer's range this value.
@@ -71,7 +76,7 @@ impl Transfers {
 
     /// Where an offset is on the device.
     pub fn at(&self, offset: usize) -> u64 {
-        self.memory.address + offset as u64
+        self.memory + offset as u64
     }
 }
 

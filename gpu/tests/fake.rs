@@ -19,8 +19,10 @@ fn all_checks_hold_and_the_last_line_is_the_report() {
     let report: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
     let expected = json!({
         "device": "fake",
-        "checks": 14,
+        "checks": 17,
         "failed": 0,
+        "failures": [],
+        "facts": [],
         "skipped": ["test_programs"],
         "overlap_ratio": null,
         "event_signal_to_issue_us": null,

@@ -189,6 +189,8 @@ impl ContextInner {
         if let Some(known) = *idle {
             return Ok(known.0);
         }
+        // No source says whether making a stream would spoil another thread's capture.
+        let _relaxed = Relaxed::enter(self.driver)?;
         let mut raw = ptr::null_mut();
         // SAFETY: an out pointer.
         check("cuStreamCreate", NON_BLOCKING.into(), unsafe { (self.driver.stream_create)(&mut raw, NON_BLOCKING) })?;

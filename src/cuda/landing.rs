@@ -94,12 +94,13 @@ unsafe fn context_of(driver: &'static Driver, memory: RawMemory) -> Result<Conte
     const CONTEXT: i32 = 1;
     const DEVICE_ORDINAL: i32 = 9;
     let mut raw: RawHandle = ptr::null_mut();
-    attribute(driver, &mut raw, CONTEXT, memory)?;
-    if !raw.is_null() {
+    match attribute(driver, &mut raw, CONTEXT, memory) {
         // SAFETY: the caller's promise.
-        return unsafe { Context::adopt(raw) };
+        Ok(()) if !raw.is_null() => return unsafe { Context::adopt(raw) },
+        // Memory that is mapped piece by piece belongs to its device: null, or, as `cuda.h` can be read, an error.
+        Ok(()) | Err(CudaError::NotGpuMemory { .. }) => {}
+        Err(error) => return Err(error),
     }
-    // Memory that is mapped piece by piece belongs to its device.
     let mut device = 0_i32;
     attribute(driver, &mut device, DEVICE_ORDINAL, memory)?;
     Context::primary_if_active(device)?.ok_or(CudaError::NoCurrentContext)

@@ -3,7 +3,7 @@
 //! What is in it stands in gpu/src/bundle.rs. The programs are built and stripped here; of the wheels goes in what the
 //! loader would load for the engine's module.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -16,8 +16,13 @@ use crate::{command, setup};
 /// The most that the archive may have. One must be able to carry it to a machine that fetches nothing.
 const MOST: u64 = 60 << 20;
 
-/// The test programs that run on any driver: package and target.
-const TESTS: [(&str, &str); 3] = [("fake-cuda", "driver"), ("moonring", "cuda_fences"), ("moonring", "cuda_timelines")];
+/// The tests that run on any driver: what to ask cargo for. Which part of a program that is stands in gpu/src/bundle.rs.
+const TESTS: [(&str, &[&str]); 2] = [
+    ("fake-cuda", &["driver"]),
+    ("moonring", &["cuda_fences", "cuda_settings", "cuda_timelines", "demo", "store_offload"]),
+];
+/// What the last two of them start.
+const EXAMPLES: [&str; 2] = ["ring_demo", "store_offload"];
 
 /// Of every system that the bundle can run on, or belongs to its driver.
 const ALWAYS_THERE: [&str; 10] = [
@@ -54,16 +59,24 @@ pub fn gpu() -> Result<ExitCode> {
         }
         fs::create_dir_all(folder)?;
     }
-    strip(built.program("moonring-gpu")?, &staging.join("moonring-gpu"))?;
+    strip(built.program("bin", "moonring-gpu")?, &staging.join("moonring-gpu"))?;
     fs::copy(crate::project_root().join("gpu/run.sh"), staging.join("run")).context("gpu/run.sh is gone")?;
-    for (_, name) in TESTS {
-        strip(built.program(name)?, &staging.join("bin").join(name))?;
+    for name in TESTS.iter().flat_map(|(_, names)| names.iter()) {
+        strip(built.program("test", name)?, &staging.join("bin").join(name))?;
     }
-    strip(&built.fake_driver, &staging.join("libfakecuda.so"))?;
+    // The unit tests.
+    strip(built.program("lib", "moonring")?, &staging.join("bin/moonring"))?;
+    for name in EXAMPLES {
+        strip(built.program("example", name)?, &staging.join("examples").join(name))?;
+    }
+    strip(built.said("FAKE_CUDA_LIBRARY")?, &staging.join("libfakecuda.so"))?;
+    strip(built.said("FAKE_CUDA_EMPTY")?, &staging.join("libempty.so"))?;
+    strip(&built.said("FAKE_MOONCAKE")?.join("scripted.so"), &staging.join("fake-mooncake/scripted.so"))?;
     stage_engine(&wheel, &staging, "wheel")?;
     if let Some(cuda) = cuda {
         stage_engine(&cuda, &staging, "wheel-cuda")?;
     }
+    complete(&staging)?;
     let mut tar = Command::new("tar");
     tar.args(["--create", "--gzip", "--owner=0", "--group=0", "--file"]).arg(&archive);
     command::run(tar.arg("--directory").arg(&staging).arg("."))?;
@@ -93,14 +106,22 @@ fn target() -> PathBuf {
 }
 
 /// What cargo has built.
+#[derive(Default)]
 struct Built {
-    programs: BTreeMap<String, PathBuf>,
-    fake_driver: PathBuf,
+    /// By kind and name of the target.
+    programs: BTreeMap<(String, String), PathBuf>,
+    /// What the build scripts of the stand-ins tell their crates: places, by variable.
+    said: BTreeMap<String, PathBuf>,
 }
 
 impl Built {
-    fn program(&self, name: &str) -> Result<&Path> {
-        Ok(self.programs.get(name).with_context(|| format!("cargo has built no {name}"))?)
+    fn program(&self, kind: &str, name: &str) -> Result<&Path> {
+        let found = self.programs.get(&(kind.to_owned(), name.to_owned()));
+        Ok(found.with_context(|| format!("cargo has built no {kind} {name}"))?)
+    }
+
+    fn said(&self, variable: &str) -> Result<&Path> {
+        Ok(self.said.get(variable).with_context(|| format!("no build script has said {variable}"))?)
     }
 }
 
@@ -114,29 +135,79 @@ fn build() -> Result<Built> {
         Ok(())
     };
     cargo(&["build", "--package", "moonring-gpu"])?;
-    for (package, test) in TESTS {
-        cargo(&["test", "--no-run", "--package", package, "--test", test])?;
+    for (package, names) in TESTS {
+        let names = names.iter().flat_map(|name| ["--test", name]);
+        let unit = (package == "moonring").then_some("--lib");
+        let all: Vec<_> = ["test", "--no-run", "--package", package].into_iter().chain(unit).chain(names).collect();
+        cargo(&all)?;
     }
+    let examples = EXAMPLES.iter().flat_map(|name| ["--example", name]);
+    cargo(&["build", "--package", "moonring"].into_iter().chain(examples).collect::<Vec<_>>())?;
     read(&messages)
 }
 
 /// Reads cargo's messages, one JSON object a line.
 fn read(messages: &str) -> Result<Built> {
-    let mut programs = BTreeMap::new();
-    let mut fake_driver = None;
+    let mut built = Built::default();
     for line in messages.lines() {
         let message: Value = serde_json::from_str(line).with_context(|| format!("cargo wrote {line:?}"))?;
-        if let (Some(name), Some(path)) = (message["target"]["name"].as_str(), message["executable"].as_str()) {
-            programs.insert(name.to_owned(), path.into());
+        let target = &message["target"];
+        if let (Some(kind), Some(name), Some(path)) =
+            (target["kind"][0].as_str(), target["name"].as_str(), message["executable"].as_str())
+        {
+            built.programs.insert((kind.to_owned(), name.to_owned()), path.into());
         }
-        // What the build script of the fake driver tells its crate.
         for pair in message["env"].as_array().into_iter().flatten() {
-            if let (Some("FAKE_CUDA_LIBRARY"), Some(path)) = (pair[0].as_str(), pair[1].as_str()) {
-                fake_driver = Some(path.into());
+            if let (Some(variable), Some(value)) = (pair[0].as_str(), pair[1].as_str()) {
+                built.said.insert(variable.to_owned(), value.into());
             }
         }
     }
-    Ok(Built { programs, fake_driver: fake_driver.context("cargo has built no fake driver")? })
+    Ok(built)
+}
+
+/// Checks that every library which something in the folder needs is there as well, or on every system; and says how new the
+/// system's C library must be.
+fn complete(staging: &Path) -> Result<()> {
+    let mut files = Vec::new();
+    collect(staging, &mut files)?;
+    let there: BTreeSet<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
+    let mut newest = (0, 0);
+    for file in &files {
+        if !fs::read(file)?.starts_with(b"\x7fELF") {
+            continue;
+        }
+        let mut readelf = Command::new("readelf");
+        readelf.env("LC_ALL", "C").args(["--wide", "--dynamic", "--version-info"]).arg(file);
+        let dynamic = command::output(&mut readelf).context("readelf is one of the compiler's tools")?;
+        for library in values_between(&dynamic, "Shared library: [", "]") {
+            let known = there.contains(library) || ALWAYS_THERE.iter().any(|name| library.starts_with(name));
+            ensure!(known, "{} needs {library}, which is not in the bundle", file.display());
+        }
+        // What is only there for systems without it does not count.
+        if !file.starts_with(staging.join(".mooncake/lib")) {
+            let version = |text: &str| -> Option<(u32, u32)> {
+                let (major, minor) = text.split_once('.')?;
+                Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
+            };
+            newest = values_between(&dynamic, "Name: GLIBC_", " ").filter_map(version).fold(newest, Ord::max);
+        }
+    }
+    eprintln!("it needs a C library of version {}.{} or newer", newest.0, newest.1);
+    Ok(())
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() { collect(&path, files)? } else { files.push(path) }
+    }
+    Ok(())
+}
+
+/// What stands between two marks, each time.
+fn values_between<'a>(text: &'a str, before: &'a str, after: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(before).skip(1).filter_map(move |rest| rest.split(after).next())
 }
 
 fn strip(from: &Path, to: &Path) -> Result<()> {
@@ -239,15 +310,28 @@ mod tests {
 
     #[test]
     fn reads_cargos_messages() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"moonring"},"executable":null}
+        let messages = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"moonring"},"executable":null}
 {"reason":"build-script-executed","env":[["OTHER","x"],["FAKE_CUDA_LIBRARY","/t/libfakecuda.so"]]}
-{"reason":"compiler-artifact","target":{"name":"driver"},"executable":"/t/driver-1"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"driver"},"executable":"/t/driver-1"}
+{"reason":"compiler-artifact","target":{"kind":["example"],"name":"driver"},"executable":"/t/driver-2"}
 {"reason":"build-finished","success":true}"#;
         let built = read(messages).unwrap();
-        assert_eq!(built.program("driver").unwrap(), Path::new("/t/driver-1"));
-        assert_eq!(built.fake_driver, Path::new("/t/libfakecuda.so"));
-        assert!(built.program("moonring").is_err());
+        assert_eq!(built.program("test", "driver").unwrap(), Path::new("/t/driver-1"));
+        assert_eq!(built.program("example", "driver").unwrap(), Path::new("/t/driver-2"));
+        assert_eq!(built.said("FAKE_CUDA_LIBRARY").unwrap(), Path::new("/t/libfakecuda.so"));
+        assert!(built.program("lib", "moonring").is_err());
         assert!(read("warning: x").is_err());
+    }
+
+    #[test]
+    fn what_the_bundle_needs_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::copy(std::env::current_exe().unwrap(), folder.path().join("program")).unwrap();
+        fs::write(folder.path().join("text"), "no program").unwrap();
+        let error = complete(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("needs libgcc_s.so.1"), "{error}");
+        fs::write(folder.path().join("libgcc_s.so.1"), "").unwrap();
+        complete(folder.path()).unwrap();
     }
 
     #[test]

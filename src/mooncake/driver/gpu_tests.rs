@@ -9,7 +9,7 @@ use fake_cuda::Knob;
 
 use super::tests::{LATER, Said, Scripted};
 use super::*;
-use crate::cuda::testing::{Gpu, gpu};
+use crate::cuda::testing::{Gpu, gpu, is_real};
 use crate::cuda::{Context, Stream};
 use crate::transport::{RawMemory, Transport};
 
@@ -128,12 +128,6 @@ fn memory_that_can_be_told_makes_copies_land_before_they_return() {
 
 /// With memory that cannot be told, not registered yet; `None` and a word about it where all memory can.
 fn untellable() -> Option<Setup> {
-    let fake = gpu().fake;
-    if let Some(fake) = fake {
-        let s = Setup::new();
-        fake.fail_call("cuPointerSetAttribute", 1, 1);
-        return Some(s);
-    }
     let s = Setup::with(mapped);
     let on = 1_u32;
     let sync = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
@@ -141,6 +135,7 @@ fn untellable() -> Option<Setup> {
     let told = unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), sync, s.memory.address) };
     println!("FACT row 24: memory that is mapped piece by piece, told to make copies synchronous, answers {told:?}");
     if told == sys::CUresult::CUDA_SUCCESS {
+        assert!(is_real());
         println!("NOT CHECKED: memory that cannot be told to make copies synchronous: this device has none");
         return None;
     }
@@ -276,8 +271,8 @@ fn a_capture_is_waited_for_and_stays_whole() {
 
 #[test]
 fn a_copy_that_the_gpu_fails_fails_its_operation() {
-    let Some(fake) = gpu().controls("copies that fail") else { return };
-    let mut s = untold().expect("the fake has such memory");
+    let Some(mut s) = untold() else { return };
+    let Some(fake) = s.gpu.controls("copies that fail") else { return };
     let (op, _) = s.scripted.submit(&[SIZE as u32]);
     s.arrives(op, 5);
     fake.fail_call("cuEventQuery", 1, 700);
@@ -287,6 +282,16 @@ fn a_copy_that_the_gpu_fails_fails_its_operation() {
     s.arrives(op, 5);
     fake.fail_call("cuEventRecord", 1, 719);
     assert_eq!(s.reported(), [(op, Said::Result(-errno::EFAULT, Stage::Transfer, 719, true))]);
+}
+
+/// As some read `cuda.h`: memory without a context answers with an error, not with null.
+#[test]
+fn memory_of_no_context_is_registered() {
+    let s = Setup::with(mapped);
+    if let Some(fake) = s.gpu.controls("memory that has no context and says so by an error") {
+        fake.fail_call("cuPointerGetAttribute", 2, 1);
+    }
+    s.register();
 }
 
 #[test]
