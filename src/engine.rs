@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::fork::{self, Home};
+use crate::keep;
 use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
 use crate::ring::share::STORE;
 use crate::sqe::op_flags;
@@ -366,7 +367,7 @@ impl Engine {
     /// Keeps everything for ever: a transfer could not be stopped and may still touch memory.
     pub(crate) fn leak(&self) {
         event!(ERROR, engine = self.name(), "engine and memory are kept for ever: a transfer could not be stopped");
-        std::mem::forget(self.clone());
+        keep::for_ever(self.clone());
     }
 }
 
@@ -389,8 +390,8 @@ impl Drop for EngineInner {
     fn drop(&mut self) {
         if !self.home.is_here() {
             // A forked child: the transport is its parent's, and its locks may be held for ever.
-            std::mem::forget(Arc::clone(&self.transport));
-            std::mem::forget(std::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner)));
+            let regions = std::mem::take(self.regions.get_mut().unwrap_or_else(PoisonError::into_inner));
+            keep::for_ever((Arc::clone(&self.transport), regions));
             return;
         }
         if self.transport.close().is_ok() {
@@ -407,7 +408,7 @@ impl Drop for EngineInner {
                     let _ = region.seal();
                 }
             }
-            std::mem::forget(regions);
+            keep::for_ever(regions);
         }
     }
 }

@@ -263,6 +263,7 @@ mod engine;
 mod entry;
 pub mod fence;
 mod fork;
+mod keep;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(feature = "mooncake")]

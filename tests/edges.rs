@@ -219,13 +219,13 @@ fn endings_without_a_transfer() {
 /// A result with MORE is a failure, told with the result: the dependents do not wait for NOTIF.
 #[test]
 fn a_result_with_more_fails_at_once() {
-    let mut setup = Setup::simulated(8, Sim::new(1).delay(100 * MS..101 * MS));
+    let mut setup = Setup::simulated(8, Sim::new(1).delay(500 * MS..501 * MS));
     let [limited, detached] = [1, 2].map(|user_data| setup.read(0, 8).user_data(user_data));
     let limited = fenced(&mut setup.ring, limited.transfer_limit(5 * MS));
     let detached = fenced(&mut setup.ring, detached);
     setup.ring.submit().unwrap();
-    assert_eq!(settled(&limited), failed(ETIME));
     assert_eq!(setup.ring.controller().cancel(Cancel::user_data(2).detach()), Ok(1));
+    assert_eq!(settled(&limited), failed(ETIME));
     assert_eq!(settled(&detached), failed(ECANCELED));
     let cqes = reap_exactly(&mut setup.ring, 4);
     let notifs = cqes.iter().filter(|cqe| cqe.flags() == CqeFlags::NOTIF).count();

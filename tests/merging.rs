@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 use common::{LIMIT, Setup, reap_exactly};
@@ -196,9 +197,9 @@ fn members_of_chains_and_entries_with_unmet_fences_stay_alone() {
 /// The declared registration is two pages longer than the real one, so what is merged across its end fails as a whole. The
 /// outcome of each page.
 fn across_the_end(merging: &mut Merging, new: impl Fn(Slice, Remote) -> Entry) -> Vec<(u64, i32, Stage)> {
-    let memory = vec![7u8; 6 * PAGE].leak();
-    let address = memory.as_mut_ptr().addr() as u64;
-    // SAFETY: leaked memory is there for ever, and nobody else looks at it.
+    static MEMORY: [AtomicU8; 6 * PAGE] = [const { AtomicU8::new(7) }; 6 * PAGE];
+    let address = MEMORY.as_ptr().addr() as u64;
+    // SAFETY: it is there for ever, and nobody else looks at it.
     let four = unsafe { merging.setup.engine.register_foreign(address, 4 * PAGE as u64, "cpu:0") }.unwrap();
     let info = RegionInfo { len: 6 * PAGE as u64, ..four.info() };
     for page in 0..6 {

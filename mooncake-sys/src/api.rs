@@ -7,6 +7,7 @@ use std::ptr::{self, NonNull};
 
 use crate::error::{CallError, NO_CODE, Reason};
 use crate::image::Image;
+use crate::load::Tables;
 use crate::shim;
 use crate::types::{BatchId, BufferEntry, SegmentId, TransferEngine, TransferRequest, TransferStatus, Transport};
 use crate::version::{self, Version};
@@ -73,18 +74,25 @@ pub enum LogLevel {
     Fatal = 3,
 }
 
+static MADE: Tables<Api> = Tables::new();
+
 impl Api {
     pub(crate) fn make(image: Image, path: &Path, wheel: Option<Version>) -> Result<&'static Self, Reason> {
-        let request_bytes = wheel.as_ref().map_or(0, |version| version.request_bytes);
-        let mut source = ptr::null_mut();
-        let mut text = Text::new();
-        let (at, room) = text.room();
-        // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
-        match unsafe { shim::moonring_source(image.handle(), request_bytes, &mut source, at, room) } {
-            0 => Ok(Box::leak(Box::new(Self { source, image, path: path.to_path_buf(), wheel }))),
-            NO_CODE => Err(Reason::MissingSymbols(text.read())),
-            _ => Err(Reason::Loader(text.read())),
-        }
+        let in_wheel = wheel.is_some();
+        let is_it =
+            |api: &Self| api.image.handle() == image.handle() && api.path == path && api.wheel.is_some() == in_wheel;
+        MADE.get(is_it, || {
+            let request_bytes = wheel.as_ref().map_or(0, |version| version.request_bytes);
+            let mut source = ptr::null_mut();
+            let mut text = Text::new();
+            let (at, room) = text.room();
+            // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
+            match unsafe { shim::moonring_source(image.handle(), request_bytes, &mut source, at, room) } {
+                0 => Ok(Self { source, image, path: path.to_path_buf(), wheel }),
+                NO_CODE => Err(Reason::MissingSymbols(text.read())),
+                _ => Err(Reason::Loader(text.read())),
+            }
+        })
     }
 
     /// The file that was loaded, or its bare name where the loader found it on its search path.

@@ -64,8 +64,7 @@ impl Api {
         once(&LOADED, || search(&ENGINE, Api::make))
     }
 
-    /// Loads an engine library from one place. Unlike [`load`](Self::load) this makes a new `Api` each time, a small leak:
-    /// keep it.
+    /// Loads an engine library from one place. Later calls for that place answer the same `Api`.
     ///
     /// # Safety
     ///
@@ -125,8 +124,7 @@ impl StoreApi {
         once(&STORE_LOADED, || search(&STORE, StoreApi::make))
     }
 
-    /// Loads a Store client from one place. Unlike [`load`](Self::load) this makes a new `StoreApi` each time, a small leak:
-    /// keep it.
+    /// Loads a Store client from one place. Later calls for that place answer the same `StoreApi`.
     ///
     /// # Safety
     ///
@@ -135,6 +133,30 @@ impl StoreApi {
     pub unsafe fn load_from(source: &Source) -> Result<&'static StoreApi, LoadError> {
         // SAFETY: as promised by the caller.
         unsafe { from(&STORE, source, StoreApi::make) }
+    }
+}
+
+/// Tables of functions. They live for ever, as the images that they belong to do: an image that is loaded again by the same path
+/// has its table already.
+pub(crate) struct Tables<T: 'static>(Mutex<Vec<&'static T>>);
+
+impl<T> Tables<T> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    pub(crate) fn get(
+        &self,
+        is_it: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, Reason>,
+    ) -> Result<&'static T, Reason> {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = made.iter().find(|table| is_it(table)) {
+            return Ok(table);
+        }
+        let table = Box::leak(Box::new(make()?));
+        made.push(table);
+        Ok(table)
     }
 }
 

@@ -5,6 +5,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::keep;
+
 /// Held while this module reads or changes the environment.
 static CHANGING: Mutex<()> = Mutex::new(());
 
@@ -39,7 +41,9 @@ pub(crate) fn enable_pool() {
     }
     new.push(CString::from(POOL).into_raw());
     new.push(std::ptr::null_mut());
-    current.store(new.leak().as_mut_ptr(), Ordering::Release);
+    let array = new.leak().as_mut_ptr();
+    keep::for_ever(AtomicPtr::new(array));
+    current.store(array, Ordering::Release);
 }
 
 /// Whether engines made now keep their connections, by Mooncake's own rule.

@@ -16,6 +16,7 @@ use mooncake_sys::{
 use super::driver::MooncakeDriver;
 use super::env;
 use super::gpu::Copies;
+use crate::keep;
 use crate::thread;
 use crate::transport::{Busy, Caps, Driver, PollerWaker, RawMemory, Transport, TransportError};
 
@@ -139,7 +140,7 @@ impl Shared {
     /// Leaves an adopted engine to its owner.
     fn leave(&self, owner: &Arc<dyn Any + Send + Sync>) -> Result<(), Busy> {
         if self.unquiet.load(Ordering::Acquire) > 0 {
-            std::mem::forget(Arc::clone(owner));
+            keep::for_ever(Arc::clone(owner));
             return Err(Busy);
         }
         // The engine goes on, and with it peers that write to memory of ours.

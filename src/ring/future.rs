@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr;
@@ -15,6 +14,7 @@ use std::task::{Context, Poll, Waker};
 use crate::core::{Control, Controls};
 use crate::cqe::{Cqe, CqeFlags, EntryError};
 use crate::fence::{Fence, FenceInner};
+use crate::keep;
 use crate::sync::{self, AtomicBool, AtomicU8, AtomicU64, AtomicWaker, Ordering, UnsafeCell};
 use crate::transport::Token;
 
@@ -97,9 +97,14 @@ impl Route {
     /// The buffer that the future has left, to be let go of; `None` if the transport may touch it for ever.
     fn take_buffer(&self, last: Cqe) -> Option<Box<dyn Send>> {
         // SAFETY: LEFT and LAST are set, and we set the second of them: nobody else has the buffer.
-        let buffer = unsafe { sync::read(&self.buffer) }.filter(|_| !last.flags().contains(CqeFlags::UNQUIET))?;
+        let buffer = unsafe { sync::read(&self.buffer) }?;
         // SAFETY: it came from `Box::into_raw`, and with both bits set nobody asks for it again.
-        Some(unsafe { Box::from_raw(buffer) })
+        let buffer = unsafe { Box::from_raw(buffer) };
+        if last.flags().contains(CqeFlags::UNQUIET) {
+            keep::for_ever(buffer);
+            return None;
+        }
+        Some(buffer)
     }
 
     /// The future goes and leaves its buffer; true if the core will let go of it.
@@ -322,7 +327,7 @@ impl<T: Send + 'static> Future for EntryFuture<T> {
         let (completion, notif) = (route.result(), route.notif());
         let mut buffer = this.buffer.take();
         if notif.unwrap_or(completion).flags().contains(CqeFlags::UNQUIET) {
-            mem::forget(buffer.take());
+            keep::for_ever(buffer.take());
         }
         this.entry = None;
         Poll::Ready(Ended { completion, notif, buffer })

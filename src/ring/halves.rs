@@ -13,6 +13,7 @@ use super::reap::{CompletionQueue, Completions, Reaper, WaitError};
 use crate::core::{Closing, Control};
 use crate::cqe::Cqe;
 use crate::engine::Engine;
+use crate::keep;
 use crate::poller::Poller;
 use crate::sync::Ordering;
 use crate::trace::event;
@@ -38,7 +39,7 @@ impl Hold {
         let Some(poller) = self.poller.take() else { return true };
         if !poller.controls.is_here() {
             // A forked child: the ring, its thread and everything in flight are its parent's.
-            std::mem::forget(poller);
+            keep::for_ever(poller);
             return false;
         }
         poller.controls.send(Control::Close { ring: self.ring, closing: Arc::clone(closing) });
@@ -46,7 +47,7 @@ impl Hold {
         if !closed {
             event!(ERROR, ring = self.ring, "ring not closed in time: something holds its poller up");
             // It may never end, so nobody is to wait for it: this share is never given back.
-            std::mem::forget(poller);
+            keep::for_ever(poller);
         } else if let Some(poller) = Arc::into_inner(poller) {
             // All of its rings are closed, so it ends.
             poller.join();

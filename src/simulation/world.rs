@@ -214,7 +214,10 @@ impl World {
             violations: std::mem::take(&mut book.violations),
             trace: book.trace.take().unwrap_or_default(),
         };
+        // They name fences that ask the book.
+        let records = std::mem::take(&mut book.records);
         drop(book);
+        drop(records);
         if !report.violations.is_empty() {
             // Rings that are dropped wait for a core that nobody gives turns to.
             self.engines.iter().for_each(|engine| engine.gate.open());

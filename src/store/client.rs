@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::memory::Memory;
 use super::pool::{Backend, Pool};
 use crate::engine::{Engine, next_id};
+use crate::keep;
 use crate::region::{RegionInner, Registered, UnregisterError};
 use crate::thread;
 use crate::transport::TransportError;
@@ -189,7 +190,7 @@ impl ClientInner {
         let threads = mem::take(&mut self.threads);
         if process::id() != self.process {
             // A forked child has none of the threads, and the connections are its parent's.
-            mem::forget((threads, Arc::clone(&self.pool), self.engine.clone()));
+            keep::for_ever((threads, Arc::clone(&self.pool), self.engine.clone()));
             return None;
         }
         self.pool.close();

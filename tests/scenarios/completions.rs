@@ -1,6 +1,7 @@
 //! What completions say (E, I, J).
 
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU8;
 
 use moonring::code::errno;
 use moonring::opcode::{Cancel, Nop, Read, Wait};
@@ -98,8 +99,8 @@ fn e4_a_full_completion_queue_loses_nothing() {
 #[test]
 fn i1_a_range_is_registered_once() {
     let scene = Scene::new(8);
-    let pages: &'static mut [u8] = Vec::leak(vec![0; 4 * PAGE]);
-    let start = pages.as_ptr().addr() as u64;
+    static MEMORY: [AtomicU8; 4 * PAGE] = [const { AtomicU8::new(0) }; 4 * PAGE];
+    let start = MEMORY.as_ptr().addr() as u64;
     let register = |from: u64, len: u64| {
         // SAFETY: the memory is there for ever, and nobody else uses it.
         unsafe { scene.engine.register_foreign(start + from, len, "cpu:0") }

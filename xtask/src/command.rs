@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -45,6 +46,13 @@ pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::project_root());
     command
+}
+
+/// Where cargo puts what it builds.
+pub fn target_folder() -> Result<PathBuf> {
+    let metadata = output(cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
+    let target = metadata.split_once("\"target_directory\":\"").and_then(|(_, rest)| rest.split_once('"'));
+    Ok(target.context("cargo metadata names no target folder")?.0.into())
 }
 
 /// Has the process that `command` starts killed when the thread that starts it ends, and so with this program, however that

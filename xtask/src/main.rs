@@ -12,6 +12,7 @@ mod conformance;
 mod demo;
 mod gpu;
 mod loom;
+mod memcheck;
 mod pins;
 mod planted;
 mod setup;
@@ -80,6 +81,11 @@ enum Task {
     },
     /// Set up, then run on a real Mooncake while its peers are killed, stopped and restarted at random; prints JSON
     Soak(soak::Options),
+    /// Run the tests that reach unsafe code and the C++ shim under valgrind and gcc's sanitizers; prints JSON
+    Memcheck {
+        /// A part of the name of a part; all parts without
+        part: Option<String>,
+    },
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
         /// A part of a patch's name; all patches without
@@ -99,6 +105,7 @@ fn main() -> ExitCode {
         Task::Sim { scale: true, .. } => sim::scale(),
         Task::Sim { seeds, seed, .. } => sim::sim(seeds, seed),
         Task::Soak(options) => soak::soak(&options),
+        Task::Memcheck { part } => memcheck::memcheck(part.as_deref()),
         Task::Planted { name } => planted::planted(name.as_deref()),
     };
     result.unwrap_or_else(|error| {

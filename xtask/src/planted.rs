@@ -1,19 +1,21 @@
 //! `cargo xtask planted`: bugs planted one at a time in a copy of the tree, and which check catches them.
 //!
 //! Each file in `tests/planted` is a patch that breaks one rule. Its first line names the check that must fail:
-//! `check: loom <part of a model's name>`, `check: sim <seeds>` or `check: test <arguments of cargo test>`; what follows
-//! until the diff says what the bug is.
+//! `check: loom <part of a model's name>`, `check: sim <seeds>`, `check: memcheck <part> <a test's name>` or `check: test
+//! <arguments of cargo test>`; what follows until the diff says what the bug is.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{command, loom, project_root};
+use crate::memcheck::Part;
+use crate::{command, loom, project_root, setup};
 
 /// No check takes nearly as long; one that hangs has caught its bug.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -22,6 +24,9 @@ const LIMIT: Duration = Duration::from_secs(180);
 pub fn planted(name: Option<&str>) -> Result<ExitCode> {
     let patches = patches(&project_root().join("tests/planted"), name)?;
     ensure!(!patches.is_empty(), "no patch in tests/planted has {:?} in its name", name.unwrap_or_default());
+    if patches.iter().any(|patch| patch.check.needs_setup()) {
+        setup::setup()?;
+    }
     let copy = Copy::new()?;
     // A check that fails by itself catches nothing. The models are quickest all at once.
     for check in patches.iter().map(|patch| patch.check.whole()).collect::<BTreeSet<_>>() {
@@ -55,6 +60,11 @@ enum Check {
     Loom(String),
     /// So many seeds of the simulation, from a fixed one on.
     Sim(u64),
+    /// A test under a tool that watches memory: what fails is the tool.
+    Memcheck {
+        part: String,
+        test: String,
+    },
     Test(Vec<String>),
 }
 
@@ -64,6 +74,10 @@ impl Check {
         match words.next()?.as_str() {
             "loom" => Some(Check::Loom(words.next()?)),
             "sim" => Some(Check::Sim(words.next()?.parse().ok()?)),
+            "memcheck" => {
+                let part = words.next().filter(|part| Part::find(part).is_some())?;
+                Some(Check::Memcheck { part, test: words.next()? })
+            }
             "test" => Some(Check::Test(words.collect())),
             _ => None,
         }
@@ -73,7 +87,16 @@ impl Check {
     fn whole(&self) -> Check {
         match self {
             Check::Loom(_) => Check::Loom("models::".to_owned()),
-            Check::Sim(_) | Check::Test(_) => self.clone(),
+            Check::Sim(_) | Check::Memcheck { .. } | Check::Test(_) => self.clone(),
+        }
+    }
+
+    /// Whether it runs tests on a real Mooncake.
+    fn needs_setup(&self) -> bool {
+        match self {
+            Check::Loom(_) | Check::Sim(_) => false,
+            Check::Memcheck { .. } => true,
+            Check::Test(args) => args.iter().any(|arg| arg == "--include-ignored"),
         }
     }
 
@@ -81,13 +104,14 @@ impl Check {
         match self {
             Check::Loom(model) => format!("loom {model}"),
             Check::Sim(seeds) => format!("sim {seeds}"),
+            Check::Memcheck { part, test } => format!("memcheck {part} {test}"),
             Check::Test(args) => format!("test {}", args.join(" ")),
         }
     }
 
     /// The command without what selects and runs the tests: cargo's part, then the test program's.
-    fn cargo(&self) -> (Command, Vec<String>) {
-        match self {
+    fn cargo(&self) -> Result<(Command, Vec<String>)> {
+        Ok(match self {
             Check::Loom(model) => (loom::cargo(), vec![model.clone()]),
             Check::Sim(seeds) => {
                 let mut cargo = command::cargo();
@@ -101,7 +125,12 @@ impl Check {
                 cargo.arg("test").args(&args[..split]);
                 (cargo, args.get(split + 1..).unwrap_or_default().to_vec())
             }
-        }
+            Check::Memcheck { part, test } => {
+                let (cargo, mut program) = Part::find(part).context("looked for when it was read")?.cargo(None)?;
+                program.push(test.clone());
+                (cargo, program)
+            }
+        })
     }
 }
 
@@ -147,13 +176,7 @@ struct Copy {
 
 impl Copy {
     fn new() -> Result<Copy> {
-        let metadata = command::output(command::cargo().args(["metadata", "--format-version=1", "--no-deps"]))?;
-        let target = metadata
-            .split_once("\"target_directory\":\"")
-            .and_then(|(_, rest)| rest.split_once('"'))
-            .context("cargo metadata names no target folder")?
-            .0;
-        let folder = Path::new(target).join("planted");
+        let folder = command::target_folder()?.join("planted");
         let copy = Copy { tree: folder.join("tree"), target: folder.join("target") };
         copy.refresh()?;
         Ok(copy)
@@ -176,7 +199,9 @@ impl Copy {
         for name in &wanted {
             copy_if_new(&project_root().join(name), &self.tree.join(name))?;
         }
-        remove_others(&self.tree, Path::new(""), &wanted)
+        remove_others(&self.tree, Path::new(""), &wanted)?;
+        // The set-up folder is found at or above the tests.
+        symlink(setup::home(), self.tree.join(".mooncake")).context("could not link the set-up folder")
     }
 
     fn plant(&self, patch: &Patch) -> Result<()> {
@@ -197,18 +222,18 @@ impl Copy {
 
     fn run(&self, check: &Check) -> Result<Outcome> {
         let command = || {
-            let (mut cargo, program) = check.cargo();
+            let (mut cargo, program) = check.cargo()?;
             cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).env("RUST_BACKTRACE", "0");
-            (cargo, program)
+            anyhow::Ok((cargo, program))
         };
-        let (mut build, _) = command();
+        let (mut build, _) = command()?;
         build.arg("--no-run").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let built = build.output().with_context(|| format!("could not start `{}`", command::shown(&build)))?;
         if !built.status.success() {
             std::io::stderr().write_all(&built.stderr)?;
             return Ok(Outcome::NotBuilt);
         }
-        let (mut cargo, program) = command();
+        let (mut cargo, program) = command()?;
         // coreutils' timeout ends cargo and the test program with it.
         let mut run = Command::new("timeout");
         run.arg(LIMIT.as_secs().to_string()).arg(cargo.get_program()).args(cargo.get_args()).arg("--").args(program);
@@ -227,6 +252,11 @@ impl Copy {
         }
         let how = said.lines().find(|line| {
             line.contains("deadlock")
+                || line.contains("Sanitizer: ")
+                || line.contains("runtime error: ")
+                || line.contains("== Invalid ")
+                || line.contains("uninitialised")
+                || line.contains("definitely lost in")
                 || line.contains("assertion")
                 || line.contains("iolation")
                 || line.contains("VIOLATION")
@@ -274,7 +304,10 @@ mod tests {
         let args = ["--test", "promises"].map(str::to_owned).to_vec();
         assert_eq!(Check::parse("check: test --test promises"), Some(Check::Test(args)));
         assert_eq!(Check::parse("check: sim 5000"), Some(Check::Sim(5000)));
-        for line in ["", "check: loom", "check: sim", "check: sim many", "check: luck x", "loom x"] {
+        let (part, test) = ("shim-sys".to_owned(), "every_call".to_owned());
+        assert_eq!(Check::parse("check: memcheck shim-sys every_call"), Some(Check::Memcheck { part, test }));
+        let not_checks = ["", "check: loom", "check: sim", "check: sim many", "check: luck x", "loom x"];
+        for line in not_checks.into_iter().chain(["check: memcheck nothing x", "check: memcheck ring"]) {
             assert_eq!(Check::parse(line), None, "{line}");
         }
     }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::ops::AddAssign;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result};
 
@@ -45,6 +45,17 @@ fn steps(args: &[OsString]) -> Vec<Command> {
 
 /// Runs one step, passes its output on to `out` line by line, and counts.
 fn run(step: &mut Command, out: &mut impl Write) -> Result<Totals> {
+    let (mut totals, status) = count(step, out)?;
+    if !status.success() {
+        eprintln!("error: `{}` ended with {status}", command::shown(step));
+        // What does not compile, or dies, prints no result: it is a failure all the same.
+        totals.failed = totals.failed.max(1);
+    }
+    Ok(totals)
+}
+
+/// Runs a command whose test programs print libtest's results, passes its output on to `out` line by line, and counts.
+pub fn count(step: &mut Command, out: &mut impl Write) -> Result<(Totals, ExitStatus)> {
     let mut child =
         step.stdout(Stdio::piped()).spawn().with_context(|| format!("could not start `{}`", command::shown(step)))?;
     let mut totals = Totals::default();
@@ -60,21 +71,15 @@ fn run(step: &mut Command, out: &mut impl Write) -> Result<Totals> {
             line.clear();
         }
     }
-    let status = child.wait()?;
-    if !status.success() {
-        eprintln!("error: `{}` ended with {status}", command::shown(step));
-        // What does not compile, or dies, prints no result: it is a failure all the same.
-        totals.failed = totals.failed.max(1);
-    }
-    Ok(totals)
+    Ok((totals, child.wait()?))
 }
 
 /// How many tests ended in which way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Totals {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
+pub struct Totals {
+    pub passed: u64,
+    pub failed: u64,
+    pub ignored: u64,
 }
 
 impl Totals {

@@ -14,6 +14,7 @@ pub use types::*;
 use crate::api::{self, LogLevel, Text};
 use crate::error::{CallError, NO_CODE, Reason};
 use crate::image::Image;
+use crate::load::Tables;
 use crate::types::BufferEntry;
 use crate::version::Version;
 
@@ -60,17 +61,24 @@ unsafe impl Send for StoreApi {}
 // SAFETY: as above.
 unsafe impl Sync for StoreApi {}
 
+static MADE: Tables<StoreApi> = Tables::new();
+
 impl StoreApi {
     pub(crate) fn make(image: Image, path: &Path, wheel: Option<Version>) -> Result<&'static Self, Reason> {
-        let mut source = ptr::null_mut();
-        let mut text = Text::new();
-        let (at, room) = text.room();
-        // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
-        match unsafe { shim::moonring_store_source(image.handle(), wheel.is_some(), &mut source, at, room) } {
-            0 => Ok(Box::leak(Box::new(Self { source, image, path: path.to_path_buf(), wheel }))),
-            NO_CODE => Err(Reason::MissingSymbols(text.read())),
-            _ => Err(Reason::Loader(text.read())),
-        }
+        let in_wheel = wheel.is_some();
+        let is_it =
+            |api: &Self| api.image.handle() == image.handle() && api.path == path && api.wheel.is_some() == in_wheel;
+        MADE.get(is_it, || {
+            let mut source = ptr::null_mut();
+            let mut text = Text::new();
+            let (at, room) = text.room();
+            // SAFETY: the handle is a loaded image's, and `text` has the room that it says.
+            match unsafe { shim::moonring_store_source(image.handle(), in_wheel, &mut source, at, room) } {
+                0 => Ok(Self { source, image, path: path.to_path_buf(), wheel }),
+                NO_CODE => Err(Reason::MissingSymbols(text.read())),
+                _ => Err(Reason::Loader(text.read())),
+            }
+        })
     }
 
     /// The file that was loaded, or its bare name where the loader found it on its search path.

@@ -23,6 +23,12 @@ pub(super) struct Scripted {
     pub(super) local: u64,
 }
 
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        assert_eq!(self.transport.close(), Ok(()));
+    }
+}
+
 impl Scripted {
     pub(super) fn new() -> Scripted {
         let path = fake_mooncake::scripted();
