@@ -224,8 +224,8 @@ fn a_result_with_more_fails_at_once() {
     let limited = fenced(&mut setup.ring, limited.transfer_limit(5 * MS));
     let detached = fenced(&mut setup.ring, detached);
     setup.ring.submit().unwrap();
-    assert_eq!(setup.ring.controller().cancel(Cancel::user_data(2).detach()), Ok(1));
     assert_eq!(settled(&limited), failed(ETIME));
+    assert_eq!(setup.ring.controller().cancel(Cancel::user_data(2).detach()), Ok(1));
     assert_eq!(settled(&detached), failed(ECANCELED));
     let cqes = reap_exactly(&mut setup.ring, 4);
     let notifs = cqes.iter().filter(|cqe| cqe.flags() == CqeFlags::NOTIF).count();

@@ -214,14 +214,17 @@ impl World {
             violations: std::mem::take(&mut book.violations),
             trace: book.trace.take().unwrap_or_default(),
         };
-        // They name fences that ask the book.
-        let records = std::mem::take(&mut book.records);
         drop(book);
-        drop(records);
         if !report.violations.is_empty() {
             // Rings that are dropped wait for a core that nobody gives turns to.
             self.engines.iter().for_each(|engine| engine.gate.open());
             std::mem::forget(self);
+        } else {
+            let book = Arc::clone(&self.book);
+            drop(self);
+            // They name fences that ask the book, which would keep itself for ever.
+            let records = std::mem::take(&mut lock(&book).records);
+            drop(records);
         }
         report
     }

@@ -46,28 +46,20 @@ const fn part(name: &'static str, tool: Tool, programs: &'static str, tests: &'s
 /// Of mooncake-sys all but the tests of `python`: they run in a Python, which has no sanitizer's runtime.
 const SYS: &str =
     "--package mooncake-sys --lib --test c_interface --test load --test store --test store_c_interface --test wheel";
+const RINGS: &str = "--package moonring --all-features --test ring --test overflow --test semantics --test promises --test cancel \
+                     --test edges --test ends --test futures --test messages --test merging";
 const UNIT: &str = "--package moonring --all-features --lib";
 const CUDA: &str = "--package moonring --all-features --test cuda_fences --test cuda_settings --test cuda_timelines";
 const FAKE_CUDA: &str = "--package fake-cuda --tests";
 
 /// memcheck makes a program 20 to 50 times slower and runs one of its threads at a time. So there are 100 seeds of the
 /// simulation, and tests that need more speed to end within their limits are left out.
-const PARTS: &[Part] = &[
+static PARTS: [Part; 16] = [
     // The simulation's million entries, and seeds once more, do nothing to memory that its seeds do not do.
     part("unit", Tool::Memcheck, UNIT, "--skip simulation::scale --skip a_seed_is_replayed"),
-    part("ring", Tool::Memcheck, "--package moonring --test ring", ""),
-    part("overflow", Tool::Memcheck, "--package moonring --all-features --test overflow", ""),
-    part("semantics", Tool::Memcheck, "--package moonring --all-features --test semantics", ""),
-    part("promises", Tool::Memcheck, "--package moonring --all-features --test promises", ""),
-    part("cancel", Tool::Memcheck, "--package moonring --all-features --test cancel", ""),
-    part("edges", Tool::Memcheck, "--package moonring --all-features --test edges", ""),
-    part("ends", Tool::Memcheck, "--package moonring --all-features --test ends", ""),
-    part("futures", Tool::Memcheck, "--package moonring --all-features --test futures", ""),
-    part("messages", Tool::Memcheck, "--package moonring --all-features --test messages", ""),
-    part("merging", Tool::Memcheck, "--package moonring --all-features --test merging", ""),
+    part("ring", Tool::Memcheck, RINGS, ""),
     part("vectored", Tool::Memcheck, "--package moonring --all-features --test vectored", ""),
-    part("attach", Tool::Memcheck, "--package moonring --all-features --test attach", ""),
-    part("threads", Tool::Memcheck, "--package moonring --all-features --test threads", ""),
+    part("threads", Tool::Memcheck, "--package moonring --all-features --test attach --test threads", ""),
     part(
         "scenarios",
         Tool::Memcheck,
@@ -185,7 +177,7 @@ impl Part {
         let version = command::output(Command::new("rustc").arg("-vV"))?;
         let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
         let mut cargo = command::cargo();
-        cargo.arg("test").args(self.programs.split(' ')).env("MOONRING_SEEDS", "100");
+        cargo.arg("test").args(self.programs.split_whitespace()).env("MOONRING_SEEDS", "100");
         match self.tool {
             Tool::Memcheck | Tool::Accesses => {
                 let leaks = if self.tool == Tool::Memcheck { "full" } else { "no" };
@@ -241,9 +233,7 @@ struct Progress {
 
 impl Write for Progress {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let text = String::from_utf8_lossy(line);
-        let name = text.strip_prefix("test ").and_then(|text| text.trim_end().strip_suffix(" ... FAILED"));
-        self.failed.extend(name.map(str::to_owned));
+        self.failed.extend(failed_test(&String::from_utf8_lossy(line)).map(str::to_owned));
         io::stderr().write_all(line)?;
         Ok(line.len())
     }
@@ -251,6 +241,11 @@ impl Write for Progress {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// The name of the test that a line says has failed.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.trim_end().strip_suffix(" ... FAILED")
 }
 
 /// What the tools have said.
@@ -349,12 +344,11 @@ mod tests {
     }
 
     #[test]
-    fn names_of_failed_tests_are_kept() {
-        let mut progress = Progress::default();
-        for line in ["test one ... ok\n", "test a::two ... FAILED\n", "test result: FAILED. 1 passed; 1 failed\n"] {
-            progress.write_all(line.as_bytes()).unwrap();
+    fn failed_tests_are_known_by_their_line() {
+        assert_eq!(failed_test("test a::two ... FAILED\n"), Some("a::two"));
+        for line in ["test one ... ok\n", "test result: FAILED. 1 passed; 1 failed\n", "one ... FAILED\n"] {
+            assert_eq!(failed_test(line), None);
         }
-        assert_eq!(progress.failed, ["a::two"]);
     }
 
     #[test]

@@ -305,7 +305,7 @@ fn a_silent_peer_costs_little_and_does_not_slow_another_batch() {
     assert_eq!(it.reported(), [(next, Said::Result(100, Stage::Transfer, 4, true))]);
     // And the silent one's end is seen within its pause.
     it.completes(silent + 7, 100);
-    it.after(RARELY);
+    assert_eq!(it.after(RARELY), Hint::Yield, "it has news, so it is asked eagerly again");
     assert_eq!(it.reported(), [(silent + 7, Said::Result(100, Stage::Transfer, 4, true))]);
 }
 
