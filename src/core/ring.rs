@@ -27,7 +27,7 @@ use crate::trace::event;
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.
-const PUBLISH_EVERY: usize = 32;
+const PUBLISH_EVERY: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct RingState {

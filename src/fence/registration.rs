@@ -6,6 +6,7 @@
 
 use std::ptr;
 
+use crossbeam_utils::CachePadded;
 use event_listener::Event;
 
 use crate::doorbell::Doorbell;
@@ -183,13 +184,14 @@ impl Drop for Registrations {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     /// Owns one count of each node on it; [`closed`] when the core is gone.
-    stack: AtomicPtr<Node>,
+    /// Apart from the counts of whoever holds the inbox: those who signal change them while the core looks here.
+    stack: CachePadded<AtomicPtr<Node>>,
     pub(crate) doorbell: std::sync::Arc<Doorbell>,
 }
 
 impl Inbox {
     pub(crate) fn new(doorbell: std::sync::Arc<Doorbell>) -> Arc<Inbox> {
-        Arc::new(Inbox { stack: AtomicPtr::new(ptr::null_mut()), doorbell })
+        Arc::new(Inbox { stack: CachePadded::new(AtomicPtr::new(ptr::null_mut())), doorbell })
     }
 
     /// Hands a node that is on no list any more to its core.

@@ -359,7 +359,7 @@ impl SubmissionQueue<'_> {
     ///
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
     }

@@ -241,8 +241,9 @@ impl Pusher {
         self.sq.room() > 0 && self.take_unit(self.shared.capacity + u64::from(CANCEL_RESERVE))
     }
 
-    /// Accepts the entry, unpublished, or gives it back.
-    #[inline]
+    /// Accepts the entry, unpublished, or gives it back. Always in its caller, where what is known of the entry goes from
+    /// registers into the queue.
+    #[inline(always)]
     pub(super) fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         if let Some((local, remote)) = entry.numbers()
             && self.shared.life() == Life::Open
@@ -676,6 +677,7 @@ impl Submitter {
     ///
     /// # Errors
     /// [`PushError`] with the entry in it, unchanged.
+    #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
         self.pusher.push(entry)
     }

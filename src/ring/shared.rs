@@ -51,8 +51,8 @@ pub(crate) struct Shared {
     /// Units given back, ever. Written by the core.
     pub(crate) freed: CachePadded<AtomicU64>,
     /// The same, stored after the completions are visible: `freed` is stored before, so that whoever reaps a completion
-    /// finds its unit given back.
-    pub(crate) settled: AtomicU64,
+    /// finds its unit given back. Apart from what producers read at each push, which would wait for it.
+    pub(crate) settled: CachePadded<AtomicU64>,
     life: AtomicU8,
     home: Home,
     /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some.
@@ -95,7 +95,7 @@ impl Shared {
             capacity: u64::from(capacity),
             accepted: CachePadded::new(AtomicU64::new(0)),
             freed: CachePadded::new(AtomicU64::new(0)),
-            settled: AtomicU64::new(0),
+            settled: CachePadded::new(AtomicU64::new(0)),
             life: AtomicU8::new(Life::Open as u8),
             home: Home::here(),
             overflowing: AtomicBool::new(false),
