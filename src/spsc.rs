@@ -176,6 +176,12 @@ impl<T: Leftover> Consumer<T> {
         (self.head..end).map(|position| see_place(self.shared.place(position)))
     }
 
+    /// True if the last look showed nothing to read.
+    #[inline]
+    pub(crate) fn is_drained(&self) -> bool {
+        self.head == self.tail
+    }
+
     /// Leaves entries behind that `peek_many` has shown.
     #[inline]
     pub(crate) fn skip(&mut self, count: usize) {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LIMIT, Setup};
-use moonring::{Engine, Refusal, Ring, WaitError, fence, opcode};
+use moonring::{Engine, EntryFlags, Refusal, Ring, WaitError, fence, opcode};
 
 /// Producers push and retry; the owner reaps everything, each producer's entries in its own order.
 #[test]
@@ -54,6 +54,26 @@ fn many_producers_lose_and_double_nothing() {
         producer.join().unwrap();
     }
     assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+}
+
+/// What a thread has pushed and not submitted does not keep it asleep, once units are shared with others.
+#[test]
+fn a_sleeper_does_not_count_what_it_has_not_submitted() {
+    let mut ring = Ring::builder().build(8, &Engine::loopback()).unwrap();
+    drop(ring.submitter());
+    let (signaller, fence) = fence::host();
+    let silent = opcode::Nop::new().build().flags(EntryFlags::CQE_SKIP_SUCCESS);
+    ring.submission().push(silent.wait(&fence)).unwrap();
+    ring.submit().unwrap();
+    ring.submission().push(opcode::Nop::new().build()).unwrap();
+    let signals = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        signaller.signal();
+    });
+    let start = Instant::now();
+    assert_eq!(ring.wait_timeout(1, LIMIT), Err(WaitError::NothingOutstanding));
+    assert!(start.elapsed() < LIMIT);
+    signals.join().unwrap();
 }
 
 /// The owner pushes too, beside submitters that come and go.

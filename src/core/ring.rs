@@ -252,39 +252,74 @@ impl RingState {
         }
     }
 
-    /// Takes Nops that end at once off the owner's queue, at most `most`, and posts them: with room in the CQ they need no
-    /// slot. Returns how many.
+    /// Takes Nops that end at once off the queues, in the order of [`next_entry`](Self::next_entry), at most `most`, and posts
+    /// them: with room in the CQ they need no slot. Returns how many.
     #[inline]
     pub(super) fn pass_nops(&mut self, most: u32) -> u32 {
-        if self.is_draining() || self.current.is_some() || (self.lanes_first && !self.lanes.is_empty()) {
-            return 0;
-        }
-        if self.closing.is_some() || !self.waiting.is_empty() {
+        if self.is_draining() || self.closing.is_some() || !self.waiting.is_empty() {
             return 0;
         }
         let most = self.cq.room().min(most as usize);
         let mut passed = 0;
         while passed < most {
             let chunk = (most - passed).min(PUBLISH_EVERY - self.cq.unpublished());
-            let RingState { sq, cq, .. } = self;
-            let mut count = 0;
-            for sqe in sq.peek_many(chunk).take_while(|sqe| sqe.is_plain_nop()) {
-                cq.write(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0)).expect("there is room for `most`");
-                count += 1;
+            let count = self.pass_some(chunk);
+            if count == 0 {
+                break;
             }
-            sq.skip(count);
             passed += count;
             // Before they are published: whoever reaps a completion finds its unit given back.
             self.give_back_units(count as u64);
             if self.cq.unpublished() >= PUBLISH_EVERY {
                 self.publish();
             }
-            if count < chunk {
-                break;
-            }
         }
         self.tally.pass_nops(passed as u32);
         passed as u32
+    }
+
+    /// Of one queue; 0 if the next entry is no such Nop.
+    #[inline]
+    fn pass_some(&mut self, most: usize) -> usize {
+        let RingState { sq, cq, .. } = self;
+        if self.current.is_none() && !self.lanes_first {
+            let count = pass(sq, cq, most);
+            if count > 0 || !sq.is_drained() {
+                return count;
+            }
+        }
+        match self.pass_of_lane(most) {
+            Some(count) => count,
+            None => pass(&mut self.sq, &mut self.cq, most),
+        }
+    }
+
+    /// Of the present word, or of the next; `None` if there is none, or its lane has not come.
+    fn pass_of_lane(&mut self, most: usize) -> Option<usize> {
+        if self.lanes.is_empty() {
+            return None;
+        }
+        let word = match self.current {
+            Some(word) => word,
+            None => *self.current.insert(self.shared.published.pop()?),
+        };
+        let RingState { lanes, cq, .. } = self;
+        let lane = lanes.get_mut(word.lane as usize)?.as_mut()?;
+        let count = pass(&mut lane.entries, cq, most.min(word.count as usize));
+        self.leave_word(word, count as u32);
+        Some(count)
+    }
+
+    /// So many entries of a word are taken.
+    fn leave_word(&mut self, word: LaneWord, taken: u32) {
+        let left = word.count - taken;
+        self.current = (left > 0).then_some(LaneWord { count: left, ..word });
+        if left == 0
+            && let Some(Some(lane)) = self.lanes.get_mut(word.lane as usize)
+        {
+            lane.entries.release();
+            self.forget_if_empty(word.lane);
+        }
     }
 
     /// The next entry of the chain that the last one was in: from the same producer.
@@ -334,12 +369,7 @@ impl RingState {
         };
         let sqe = lane.entries.next().expect("a word is pushed after the entries that it counts");
         self.tally.take(&sqe);
-        let left = word.count - 1;
-        self.current = (left > 0).then_some(LaneWord { count: left, ..word });
-        if left == 0 {
-            lane.entries.release();
-            self.forget_if_empty(word.lane);
-        }
+        self.leave_word(word, 1);
         Some(sqe)
     }
 
@@ -436,7 +466,10 @@ impl RingState {
         }
         // A reaper that saw completions before they were settled, or counted on ones that were skipped, may sleep for more
         // than will come.
-        if (posted || settled) && self.shared.reaper.ring(self.cq.published()) && self.shared.outstanding() == 0 {
+        if (posted || settled)
+            && self.shared.reaper.ring(self.cq.published())
+            && self.shared.outstanding() <= self.shared.held_back.load(Ordering::Relaxed) as u64
+        {
             self.shared.reaper.ring_always();
         }
         if posted && let Some(eventfd) = self.shared.eventfd.get() {
@@ -556,4 +589,16 @@ impl RingState {
     pub(super) fn wake_reaper(&self) {
         self.shared.reaper.ring_always();
     }
+}
+
+/// Posts the plain Nops at the head of a queue, at most `most`, for which there is room. How many.
+#[inline]
+fn pass(entries: &mut Consumer<Sqe>, cq: &mut Producer<Cqe>, most: usize) -> usize {
+    let mut count = 0;
+    for sqe in entries.peek_many(most).take_while(|sqe| sqe.is_plain_nop()) {
+        cq.write(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0)).expect("there is room for `most`");
+        count += 1;
+    }
+    entries.skip(count);
+    count
 }

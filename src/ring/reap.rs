@@ -181,6 +181,8 @@ impl Reaper {
                 yield_now();
             } else {
                 let position = self.cq.position() + want as u64;
+                // Before the doorbell's barrier, which the core has too before it reads this.
+                self.shared.held_back.store(held_back, Ordering::Relaxed);
                 self.shared.reaper.park(position, deadline, || !matches!(self.look(count, held_back), Look::Wait(_)));
             }
         }
@@ -214,6 +216,7 @@ impl Reaper {
                 Look::Never(error) => return Poll::Ready(Err(error)),
                 Look::Wait(_) => {
                     let position = self.cq.position() + 1;
+                    self.shared.held_back.store(held_back, Ordering::Relaxed);
                     let ready = || !matches!(self.look(1, held_back), Look::Wait(_));
                     if !self.shared.reaper.poll(position, context.waker(), ready) {
                         return Poll::Pending;

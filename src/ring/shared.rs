@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     /// Segments that entries were pushed to.
     segments: AtomicU32,
     pub(crate) lists: PartLists,
+    /// Units that the sleeping reaper's own thread has taken and not submitted.
+    pub(crate) held_back: AtomicUsize,
     /// Submitters that exist, and a submitting half on its own.
     pub(crate) submitters: AtomicUsize,
     /// One word for each publish of a submitter: its lane and how many entries.
@@ -106,6 +108,7 @@ impl Shared {
             shares: Mutex::default(),
             segments: AtomicU32::new(0),
             lists: PartLists::new((capacity as usize / 8).max(1)),
+            held_back: AtomicUsize::new(0),
             submitters: AtomicUsize::new(0),
             // Each word stands for at least one accepted entry, so it never overflows.
             published: ArrayQueue::new(slots_of(capacity) as usize),
