@@ -466,10 +466,7 @@ impl RingState {
         }
         // A reaper that saw completions before they were settled, or counted on ones that were skipped, may sleep for more
         // than will come.
-        if (posted || settled)
-            && self.shared.reaper.ring(self.cq.published())
-            && self.shared.outstanding() <= self.shared.held_back.load(Ordering::Relaxed) as u64
-        {
+        if (posted || settled) && self.shared.reaper.ring(self.cq.published()) && self.shared.sleeper_is_done() {
             self.shared.reaper.ring_always();
         }
         if posted && let Some(eventfd) = self.shared.eventfd.get() {

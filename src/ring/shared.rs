@@ -147,6 +147,11 @@ impl Shared {
         self.accepted.load(Ordering::Acquire).saturating_sub(settled)
     }
 
+    /// True if a sleeping reaper sleeps for nothing: nothing is outstanding but what its own thread has not submitted.
+    pub(crate) fn sleeper_is_done(&self) -> bool {
+        self.outstanding() <= self.held_back.load(Ordering::Relaxed) as u64
+    }
+
     /// A segment's share, made when the ring first meets it.
     pub(crate) fn share(&self, target: u32) -> Arc<Share> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
