@@ -7,22 +7,22 @@ use std::{env, fs, thread};
 
 use serde_json::Value;
 
-/// Starts the demo. `cargo test` builds it, `cargo test --test demo` does not.
-fn start(args: &[&str]) -> Child {
-    start_with(args, &[])
-}
+#[cfg(feature = "cuda")]
+#[path = "common/driver_by_name.rs"]
+mod driver_by_name;
 
-/// The same with environment variables.
-fn start_with(args: &[&str], variables: &[(&str, &std::path::Path)]) -> Child {
+/// The demo with arguments. `cargo test` builds it, `cargo test --test demo` does not.
+fn program(args: &[&str]) -> Command {
     let test = env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples/ring_demo");
-    let child = Command::new(&program)
-        .args(args)
-        .envs(variables.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    child.unwrap_or_else(|error| panic!("{}: {error}; run `cargo build --example ring_demo`", program.display()))
+    assert!(program.exists(), "no {}; run `cargo build --example ring_demo`", program.display());
+    let mut command = Command::new(program);
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn start(args: &[&str]) -> Child {
+    program(args).spawn().unwrap()
 }
 
 fn demo(args: &[&str]) -> Output {
@@ -183,21 +183,12 @@ fn impossible_sizes_are_named() {
     assert!(stderr.contains("524288 pages of 1073741824 bytes"), "{stderr}");
 }
 
-/// With a CUDA stream in place of the thread, on the fake driver: found under the driver's name, as the loader does. With
-/// `MOONRING_LIBCUDA` set, on the driver that the loader finds by itself.
+/// With a CUDA stream in place of the thread.
 #[cfg(feature = "cuda")]
 #[test]
 fn the_copies_run_on_a_cuda_stream_where_there_is_one() {
-    let folder = env::temp_dir().join(format!("moonring-demo-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let library = folder.join("libcuda.so");
-    fs::copy(fake_cuda::path(), &library).unwrap();
     let args = ["--json", "--transport", "loopback", "--steps", "30", "--pages-per-step", "4", "--page-size", "16384"];
-    let fake = [("LD_LIBRARY_PATH", folder.as_path())];
-    let variables = if env::var_os("MOONRING_LIBCUDA").is_none() { &fake[..] } else { &[] };
-    let output = start_with(&[&args[..], &["--stream", "cuda"]].concat(), variables);
-    let output = output.wait_with_output().unwrap();
-    fs::remove_dir_all(&folder).unwrap();
+    let output = driver_by_name::run_with_driver(&mut program(&[&args[..], &["--stream", "cuda"]].concat()));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert!(stderr.contains("a CUDA stream"), "{stderr}");

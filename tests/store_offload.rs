@@ -7,6 +7,10 @@ use std::{env, fs, thread};
 
 use serde_json::Value;
 
+#[cfg(feature = "cuda")]
+#[path = "common/driver_by_name.rs"]
+mod driver_by_name;
+
 /// The example with arguments. `cargo test` builds it, `cargo test --test store_offload` does not.
 fn example(args: &[&str]) -> Command {
     let test = env::current_exe().unwrap();
@@ -111,21 +115,12 @@ fn bad_arguments_are_named() {
     }
 }
 
-/// With a CUDA stream in place of the thread, on the fake driver: found under the driver's name, as the loader does. With
-/// `MOONRING_LIBCUDA` set, on the driver that the loader finds by itself.
+/// With a CUDA stream in place of the thread.
 #[cfg(feature = "cuda")]
 #[test]
 fn the_work_runs_on_a_cuda_stream_where_there_is_one() {
-    let folder = env::temp_dir().join(format!("moonring-store-offload-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    fs::copy(fake_cuda::path(), folder.join("libcuda.so")).unwrap();
     let args = ["--json", "--store=memory", "--requests=20", "--page-size=16384", "--stream=cuda"];
-    let mut example = example(&args);
-    if env::var_os("MOONRING_LIBCUDA").is_none() {
-        example.env("LD_LIBRARY_PATH", &folder);
-    }
-    let output = example.output().unwrap();
-    fs::remove_dir_all(&folder).unwrap();
+    let output = driver_by_name::run_with_driver(&mut example(&args));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("a CUDA stream"), "{stderr}");
     let results = results(&output);
