@@ -201,13 +201,18 @@ fn outcome(mut command: Command, limit: Duration) -> Outcome {
 /// Runs a test program: whole on the fake driver; on a real one each test in a process of its own, so that none meets
 /// what another has left, a fault or streams that share a queue.
 fn test_program(bundle: &Bundle, program: &Path, name: &str, end: Instant, report: &mut Report) -> Result<()> {
+    let left = || end.saturating_duration_since(Instant::now());
+    if left().is_zero() {
+        report.skip(name, "no time is left");
+        return Ok(());
+    }
     let part = PARTS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, part)| *part);
     let mut list = bundle.command(program);
-    let listed = programs::run(list.args(["--list", "--format=terse"]).args(part), EACH)?;
+    let listed = programs::run(list.args(["--list", "--format=terse"]).args(part), EACH.min(left()))?;
     let tests: Vec<&str> = listed.stdout.iter().filter_map(|line| line.strip_suffix(": test")).collect();
     ensure!(!tests.is_empty(), "it lists no tests: {}", listed.stderr.join("\n"));
     if !bundle.is_real() {
-        let ended = run_tests(bundle, program, part, EACH.min(end.saturating_duration_since(Instant::now())))?;
+        let ended = run_tests(bundle, program, part, EACH.min(left()))?;
         result_of_tests(name, tests.len(), ended, false, report);
         return Ok(());
     }
@@ -215,10 +220,10 @@ fn test_program(bundle: &Bundle, program: &Path, name: &str, end: Instant, repor
     let (sender, results) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
-            let (sender, tests, next) = (sender.clone(), &tests, &next);
+            let (sender, tests, next, left) = (sender.clone(), &tests, &next, &left);
             scope.spawn(move || {
                 while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let limit = ONE.min(end.saturating_duration_since(Instant::now()));
+                    let limit = ONE.min(left());
                     let ran = (!limit.is_zero()).then(|| run_tests(bundle, program, &["--exact", test], limit));
                     let _ = sender.send((*test, ran));
                 }
