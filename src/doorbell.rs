@@ -55,8 +55,9 @@ impl Doorbell {
 
     #[cold]
     fn wake(&self) {
-        // In a forked child nobody sleeps, and a thread that it does not have may hold the lock.
-        if self.home.is_here() && self.armed.swap(AWAKE, Ordering::AcqRel) != AWAKE {
+        // In a forked child nobody sleeps, and a thread that it does not have may hold the lock. Relaxed: nothing is handed over
+        // with the word; the sleeper looks at its inputs, and both ways to wake it have orders of their own.
+        if self.home.is_here() && self.armed.swap(AWAKE, Ordering::Relaxed) != AWAKE {
             self.threads.notify(usize::MAX);
             self.task.wake();
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -297,7 +297,7 @@ impl Engine {
         let mut segments = lock(&self.inner.segments);
         *segments.reopened.entry(name.to_owned()).or_default() += 1;
         if let Some(old) = segments.by_name.remove(name) {
-            old.inner.stale.store(true, Release);
+            old.inner.stale.store(true, Relaxed);
         }
     }
 
@@ -468,7 +468,7 @@ impl Helper {
             segments.by_target.insert(segment.inner.target, segment.clone());
             if segments.reopens(&self.name) != self.reopens {
                 // It was reopened while this look-up ran, which may have found what was cached before.
-                segment.inner.stale.store(true, Release);
+                segment.inner.stale.store(true, Relaxed);
             } else {
                 segments.by_name.insert(self.name.clone(), segment.clone());
             }
@@ -532,7 +532,7 @@ impl Segment {
     }
 
     pub(crate) fn is_stale(&self) -> bool {
-        self.inner.stale.load(Acquire)
+        self.inner.stale.load(Relaxed)
     }
 }
 

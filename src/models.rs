@@ -2,7 +2,11 @@
 //! show: `RUSTFLAGS="--cfg loom" cargo test --release --lib models`.
 //!
 //! They drive the real code, each with two or three threads and as few steps as show the protocol. That each of them
-//! can fail is what the patches in `tests/planted` are for.
+//! can fail is what the patches in `tests/planted` are for; `docs/orderings.md` lists what they hold in place.
+//!
+//! Who only looks is a thread of its own, and who changes things is the main one, which runs first: of all who have loaded an
+//! atomic, loom remembers the last one only, and tries no other order with those before. So a reader that runs first, and whose
+//! atomic the writer then loads itself before it stores, is never tried in another place.
 
 use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
@@ -12,7 +16,7 @@ use std::time::Duration;
 use loom::sync::Notify;
 use loom::thread;
 
-use crate::core::{Controls, Core};
+use crate::core::{Controls, Core, Ending};
 use crate::doorbell::Doorbell;
 use crate::fence::{self, FenceStatus, Inbox, Node, NodeKey, recheck_barrier};
 use crate::region::{Region, RegionInner};
@@ -193,6 +197,98 @@ fn signal_and_park() {
     });
 }
 
+/// Memory that is written before something is told, and read by who has seen it.
+struct Work(loom::cell::UnsafeCell<u64>);
+
+impl Work {
+    fn new() -> Arc<Work> {
+        Arc::new(Work(loom::cell::UnsafeCell::new(0)))
+    }
+
+    fn make(&self) {
+        // SAFETY: loom checks that nobody reads it meanwhile.
+        self.0.with_mut(|value| unsafe { *value += 1 });
+    }
+
+    fn see(&self, times: u64) {
+        // SAFETY: loom checks that nobody writes it meanwhile.
+        assert_eq!(self.0.with(|value| unsafe { *value }), times);
+    }
+}
+
+/// Whoever sees that a fence has signalled sees what was done before.
+#[test]
+fn a_signal_shows_what_was_done() {
+    check(3, || {
+        let (signaller, fence) = fence::host();
+        let work = Work::new();
+        let reader = {
+            let (work, fence) = (Arc::clone(&work), fence.clone());
+            thread::spawn(move || {
+                if fence.status() == FenceStatus::Signalled {
+                    work.see(1);
+                }
+            })
+        };
+        work.make();
+        signaller.signal();
+        reader.join().unwrap();
+        drop(fence);
+    });
+}
+
+/// The same for a timeline that a thread moves, by its value and by a fence on it.
+#[test]
+fn a_step_shows_what_was_done() {
+    check(3, || {
+        let (mut signaller, timeline) = fence::timeline(0);
+        let work = Work::new();
+        let readers = [true, false].map(|by_value| {
+            let (work, timeline, at) = (Arc::clone(&work), timeline.clone(), timeline.at(1));
+            thread::spawn(move || {
+                let reached = if by_value { timeline.value() == 1 } else { at.status() == FenceStatus::Signalled };
+                if reached {
+                    work.see(1);
+                }
+            })
+        });
+        work.make();
+        signaller.signal(1).unwrap();
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}
+
+/// A timeline that is told how far it has come, and what failed on the way: the failure is there before the value.
+#[test]
+fn a_step_and_a_failure_at_once() {
+    check(3, || {
+        let cell = fence::landed();
+        let work = Work::new();
+        let reader = {
+            let (work, cell) = (Arc::clone(&work), StdArc::clone(&cell));
+            thread::spawn(move || match [1, 2].map(|value| cell.status_at(value)) {
+                [FenceStatus::Pending, second] => assert_ne!(second, FenceStatus::Signalled),
+                [FenceStatus::Signalled, second] => {
+                    work.see(1);
+                    assert!(matches!(second, FenceStatus::Failed(_)));
+                }
+                [FenceStatus::Failed(_), _] => panic!("the first has not failed"),
+            })
+        };
+        let asker = {
+            let cell = StdArc::clone(&cell);
+            thread::spawn(move || cell.failure())
+        };
+        work.make();
+        cell.move_to(2, Some((2, fence::Failure::dependency(5))));
+        reader.join().unwrap();
+        assert!(asker.join().unwrap().is_none_or(|(value, _)| value == 2));
+        assert_eq!(cell.failure(), Some((2, fence::Failure::dependency(5))));
+    });
+}
+
 /// Two cores wait for one fence: both hear of it, whether they registered in time or not.
 #[test]
 fn fence_of_two_cores() {
@@ -337,14 +433,14 @@ fn timeline_reached_then_failed() {
     check(3, || {
         let (mut signaller, timeline) = fence::timeline(0);
         let [reached, beyond] = [timeline.at(1), timeline.at(2)];
-        let other = thread::spawn(move || {
-            signaller.signal(1).unwrap();
-            drop(signaller);
+        let reader = thread::spawn(move || {
+            let failed = beyond.status() != FenceStatus::Pending;
+            assert!(!matches!(reached.status(), FenceStatus::Failed(_)));
+            assert!(!failed || reached.status() == FenceStatus::Signalled);
         });
-        let failed = beyond.status() != FenceStatus::Pending;
-        assert!(!matches!(reached.status(), FenceStatus::Failed(_)));
-        assert!(!failed || reached.status() == FenceStatus::Signalled);
-        other.join().unwrap();
+        signaller.signal(1).unwrap();
+        drop(signaller);
+        reader.join().unwrap();
     });
 }
 
@@ -396,15 +492,53 @@ fn region_close_and_use() {
 fn region_reopened() {
     check(3, || {
         let region = RegionInner::own(1, Region::alloc(1).unwrap(), "cpu:0");
+        let registration = Work::new();
         let user = {
-            let region = StdArc::clone(&region);
-            thread::spawn(move || (0..2).filter(|_| region.begin_use()).count() as u64)
+            let (region, registration) = (StdArc::clone(&region), Arc::clone(&registration));
+            thread::spawn(move || {
+                let begun = |_: &u64| {
+                    let begun = region.begin_use();
+                    if begun {
+                        registration.0.with(|_| ());
+                    }
+                    begun
+                };
+                (0..2).filter(begun).count() as u64
+            })
         };
         if region.close().is_ok() {
+            // As the transport is asked, and refuses.
+            registration.make();
             region.reopen();
         }
         let uses = user.join().unwrap();
         assert_eq!(region.close().err().unwrap_or(0), uses);
+    });
+}
+
+/// Whoever finds a region unused sees what its uses did.
+#[test]
+fn region_unused() {
+    check(3, || {
+        let region = RegionInner::own(1, Region::alloc(1).unwrap(), "cpu:0");
+        let used = Work::new();
+        assert!(region.begin_use());
+        let looker = {
+            let (region, used) = (StdArc::clone(&region), Arc::clone(&used));
+            thread::spawn(move || {
+                let uses = region.uses();
+                assert!(uses <= 2);
+                if uses == 0 {
+                    used.0.with(|_| ());
+                }
+            })
+        };
+        // As a copy that is made while an entry ends.
+        assert!(region.begin_use());
+        region.end_use();
+        used.make();
+        region.end_use();
+        looker.join().unwrap();
     });
 }
 
@@ -430,7 +564,10 @@ fn units_of_two_producers() {
 
 /// What the poller's thread does, with a clock of its own.
 fn poll_until_done(controls: StdArc<Controls>) {
-    let mut core = Core::new(controls, 0);
+    poll_on(Core::new(controls, 0));
+}
+
+fn poll_on(mut core: Core) {
     let doorbell = core.doorbell();
     let mut now = 0;
     loop {
@@ -472,6 +609,102 @@ fn unit_is_back_before_its_completion() {
     });
 }
 
+/// The same without reaping: whoever gets the unit again has the place that goes with it.
+#[test]
+fn unit_comes_with_its_place() {
+    check(2, || {
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &Engine::loopback());
+        ring.submission().push(opcode::Nop::new().build()).unwrap();
+        ring.submit().unwrap();
+        let mut core = Core::new(ring.controls(), 0);
+        let pusher = thread::spawn(move || {
+            if ring.submission().push(opcode::Nop::new().build()).is_ok() {
+                assert_eq!(ring.submission().len(), 1);
+            }
+            ring
+        });
+        core.turn(1);
+        close(pusher.join().unwrap(), thread::spawn(move || poll_on(core)));
+    });
+}
+
+/// The same in a submitter's lane.
+#[test]
+fn unit_comes_with_its_place_in_a_lane() {
+    check(2, || {
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &Engine::loopback());
+        let mut submitter = ring.submitter();
+        let mut core = Core::new(ring.controls(), 0);
+        // Brings the lane.
+        core.turn(1);
+        submitter.push(opcode::Nop::new().build()).unwrap();
+        submitter.submit().unwrap();
+        let pusher = thread::spawn(move || {
+            let pushed = submitter.push(opcode::Nop::new().build()).is_ok();
+            assert!(!pushed || submitter.submit() == Ok(1));
+        });
+        core.turn(2);
+        pusher.join().unwrap();
+        close(ring, thread::spawn(move || poll_on(core)));
+    });
+}
+
+/// A completion comes while the reaper reaps the one before, and goes: then the descriptor is readable, or all is reaped.
+#[test]
+fn eventfd_and_reaper() {
+    check(3, || {
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(2, &Engine::loopback());
+        let eventfd = ring.eventfd().unwrap();
+        let mut core = Core::new(ring.controls(), 0);
+        for turn in 1..3 {
+            ring.submission().push(opcode::Nop::new().build()).unwrap();
+            ring.submit().unwrap();
+            if turn == 1 {
+                core.turn(turn);
+            }
+        }
+        let core = thread::spawn(move || {
+            core.turn(2);
+            core
+        });
+        assert!(eventfd.clear());
+        let reaped = ring.completion().count();
+        let core = core.join().unwrap();
+        assert!(reaped == 2 || eventfd.clear());
+        close(ring, thread::spawn(move || poll_on(core)));
+    });
+}
+
+/// The descriptor is made, or told to signal again, while a completion comes: who then goes to wait for it is woken.
+#[test]
+fn eventfd_and_core() {
+    for muted in [false, true] {
+        check(3, move || {
+            let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &Engine::loopback());
+            if muted {
+                ring.eventfd().unwrap().mute();
+            }
+            ring.submission().push(opcode::Nop::new().build()).unwrap();
+            ring.submit().unwrap();
+            let mut core = Core::new(ring.controls(), 0);
+            let core = thread::spawn(move || {
+                core.turn(1);
+                core
+            });
+            let eventfd = ring.eventfd().unwrap();
+            let mut reaped = 0;
+            if muted {
+                eventfd.unmute();
+                assert!(eventfd.clear());
+                reaped = ring.completion().count();
+            }
+            let core = core.join().unwrap();
+            assert!(reaped == 1 || eventfd.clear());
+            close(ring, thread::spawn(move || poll_on(core)));
+        });
+    }
+}
+
 /// A completion that finds the CQ full waits; the reaper that makes room wakes the poller for it.
 #[test]
 fn overflow_and_release() {
@@ -510,6 +743,24 @@ fn submitter_gone_and_reaper() {
     });
 }
 
+/// A submitter submits and stays, while the poller goes to sleep: the word for it wakes the poller.
+#[test]
+fn submitter_and_poller_park() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let mut submitter = ring.submitter();
+        let other = thread::spawn(move || {
+            submitter.push(opcode::Nop::new().build().user_data(5)).unwrap();
+            assert_eq!(submitter.submit(), Ok(1));
+            submitter
+        });
+        assert_eq!(ring.wait(1), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().user_data(), 5);
+        drop(other.join().unwrap());
+        close(ring, poller);
+    });
+}
+
 /// Whoever sees that the last submitter is gone sees what it pushed, too.
 #[test]
 fn what_a_submitter_left_is_outstanding() {
@@ -522,6 +773,27 @@ fn what_a_submitter_left_is_outstanding() {
         assert_eq!(ring.wait_timeout(1, Duration::ZERO), Err(WaitError::TimedOut));
         other.join().unwrap();
         close(ring, thread::spawn(move || poll_until_done(controls)));
+    });
+}
+
+/// The same for what was pushed elsewhere and will post a completion here.
+#[test]
+fn what_a_sender_left_is_outstanding() {
+    check(3, || {
+        let [mut target, mut source] =
+            [(); 2].map(|()| Ring::builder().idle(Duration::ZERO).without_poller(1, &Engine::loopback()));
+        let controls = [target.controls(), source.controls()];
+        let messages = target.messages();
+        let sender = thread::spawn(move || {
+            source.submission().push(opcode::MsgRing::new(&messages, 5, 0).build()).unwrap();
+            drop(messages);
+            source
+        });
+        assert_eq!(target.wait_timeout(1, Duration::ZERO), Err(WaitError::TimedOut));
+        let source = sender.join().unwrap();
+        let [target_controls, source_controls] = controls;
+        close(source, thread::spawn(move || poll_until_done(source_controls)));
+        close(target, thread::spawn(move || poll_until_done(target_controls)));
     });
 }
 
@@ -542,6 +814,25 @@ fn two_producers_share_one_place() {
         }
         assert_eq!(sum, 5 * u64::from(theirs) + 6 * u64::from(mine));
         close(ring, poller);
+    });
+}
+
+/// Whoever sees that an engine has ended sees what its end did, and that its thread has let go of it.
+#[test]
+fn engine_ended() {
+    check(3, || {
+        let (ending, work) = (StdArc::new(Ending::running()), Work::new());
+        let core = {
+            let (ending, work) = (StdArc::clone(&ending), Arc::clone(&work));
+            thread::spawn(move || {
+                if ending.outcome() == Some(true) {
+                    work.see(1);
+                }
+            })
+        };
+        work.make();
+        ending.set(true);
+        core.join().unwrap();
     });
 }
 
@@ -575,6 +866,46 @@ fn signal_and_gate() {
         assert_eq!(ring.wait(1), Ok(1));
         assert_eq!(ring.completion().next().unwrap().result(), Ok(0));
         close(ring, poller);
+    });
+}
+
+/// An entry at the gate is cancelled while its fence is signalled: one of the two ends it, and both completions agree on which.
+#[test]
+fn cancel_and_signal() {
+    check(2, || {
+        let (mut ring, poller) = ring(2);
+        let (signaller, fence) = fence::host();
+        ring.submission().push(opcode::Wait::new().build().wait(&fence).user_data(1)).unwrap();
+        ring.submission().push(opcode::Cancel::user_data(1).build().user_data(2)).unwrap();
+        ring.submit().unwrap();
+        signaller.signal();
+        assert_eq!(ring.wait(2), Ok(2));
+        let mut results: Vec<_> = ring.completion().map(|cqe| (cqe.user_data(), cqe.res())).collect();
+        results.sort_unstable();
+        let [(1, waited), (2, cancelled)] = results[..] else { panic!("{results:?}") };
+        assert_eq!(waited == 0, cancelled != 0, "{results:?}");
+        close(ring, poller);
+    });
+}
+
+/// The future of an entry is dropped while the entry's fence is signalled: it ends once, and its unit comes back.
+#[test]
+fn dropped_future_and_signal() {
+    check(2, || {
+        let (mut ring, poller) = ring(1);
+        let (signaller, fence) = fence::host();
+        let future = ring.submission().push_future(opcode::Wait::new().build().wait(&fence)).unwrap();
+        ring.submit().unwrap();
+        // Like `fence`, kept to the end: loom does not know std's `Arc`, so that what it drops must be dropped by us.
+        let kept = future.fence();
+        let other = thread::spawn(move || signaller.signal());
+        drop(future);
+        // Without a completion: nothing is outstanding when it has ended.
+        assert_eq!(ring.wait(1), Err(WaitError::NothingOutstanding));
+        ring.submission().push(opcode::Nop::new().build()).unwrap();
+        other.join().unwrap();
+        close(ring, poller);
+        drop((kept, fence));
     });
 }
 
@@ -617,6 +948,73 @@ fn ends_of_neighbours() {
         assert_eq!(progress.value(), 2);
         assert_eq!(before.status(), FenceStatus::Signalled);
         assert!(matches!(at.status(), FenceStatus::Failed(_)));
+    });
+}
+
+/// Two entries of one timeline fail at once: the first of them is the failure.
+#[test]
+fn failures_of_neighbours() {
+    check(3, || {
+        let progress = fence::progress(2);
+        let [first, second] = [(); 2].map(|()| progress.cell.reserve().unwrap().1);
+        let other = thread::spawn(move || first.tell(Some(5)));
+        second.tell(Some(7));
+        other.join().unwrap();
+        assert_eq!((progress.value(), progress.failure()), (2, Some((1, fence::Failure::dependency(5)))));
+    });
+}
+
+/// Whoever sees that the word has come to a value sees what all entries up to it did, and who gets a place again comes after
+/// the entry that had it.
+#[test]
+fn a_prefix_shows_what_was_done() {
+    check(3, || {
+        let progress = fence::progress(2);
+        let [first, second] = [(); 2].map(|()| progress.cell.reserve().unwrap().1);
+        let [one, two] = [(); 2].map(|()| Work::new());
+        let seen = (progress.clone(), Arc::clone(&one), Arc::clone(&two));
+        let other = {
+            let one = Arc::clone(&one);
+            thread::spawn(move || {
+                one.make();
+                first.tell(None);
+            })
+        };
+        let reader = thread::spawn(move || {
+            let (progress, one, two) = seen;
+            if progress.value() == 2 {
+                one.see(1);
+                two.see(1);
+            }
+        });
+        two.make();
+        second.tell(None);
+        for thread in [other, reader] {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// A value expires whose entry is on its way still: its place is not given to another.
+#[test]
+fn an_expired_value_keeps_its_place() {
+    #[derive(Debug)]
+    struct Silent;
+    impl fence::Mirror for Silent {
+        fn moved(&self, _: u64) {}
+    }
+    check(3, || {
+        let progress = fence::mirrored(1, Some(StdArc::new(Silent)));
+        let late = progress.cell.reserve().unwrap().1;
+        let pusher = {
+            let progress = progress.clone();
+            thread::spawn(move || assert!(progress.cell.reserve().is_none()))
+        };
+        progress.cell.expire(1, 62);
+        pusher.join().unwrap();
+        assert_eq!(late.expiring().map(|(_, expired)| expired), Some(true));
+        drop(late);
+        assert_eq!(progress.cell.reserve().map(|(value, _)| value), Some(2));
     });
 }
 
@@ -699,6 +1097,8 @@ fn answer_and_poller_park() {
         let (mut ring, poller) = ring(1);
         let store = Client::without_threads(ring.engine(), 1, &Memory::new(0));
         let pool = StdArc::clone(&store.inner.pool);
+        // Loom does not know std's `Arc`: the doorbell is not to be dropped by the worker.
+        let kept = ring.controls();
         let worker = {
             let pool = StdArc::clone(&pool);
             thread::spawn(move || pool.serve(0))
@@ -709,6 +1109,7 @@ fn answer_and_poller_park() {
         close(ring, poller);
         pool.close();
         worker.join().unwrap();
+        drop(kept);
     });
 }
 

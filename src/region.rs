@@ -155,6 +155,7 @@ impl RegionInner {
     /// Begins a use; false if the region is unregistered. Every true is paired with one [`end_use`](Self::end_use).
     #[inline]
     pub(crate) fn begin_use(&self) -> bool {
+        // Acquire: what was done while the region was closed is over before a use of it, if it was reopened.
         if self.begun.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
             // Taken back, and not ended: `ended` counts what was accepted only.
             self.begun.fetch_sub(1, Ordering::Relaxed);
@@ -170,7 +171,7 @@ impl RegionInner {
 
     /// Uses begun and not ended.
     pub(crate) fn uses(&self) -> u64 {
-        // `ended` first: read last, it could count a use that `begun` did not.
+        // `ended` first: read last, it could count a use that `begun` did not. Acquire: what the uses did is over.
         let ended = self.ended.load(Ordering::Acquire);
         (self.begun.load(Ordering::Relaxed) & !CLOSED).saturating_sub(ended)
     }
@@ -184,7 +185,7 @@ impl RegionInner {
         if begun != ended {
             return Err(begun - ended);
         }
-        match self.begun.compare_exchange(begun, begun | CLOSED, Ordering::AcqRel, Ordering::Relaxed) {
+        match self.begun.compare_exchange(begun, begun | CLOSED, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => Ok(()),
             // One began meanwhile.
             Err(now) => Err((now & !CLOSED) - ended),

@@ -81,7 +81,7 @@ impl<T: Leftover> Producer<T> {
 
     /// The same by a fresh look, changing nothing.
     pub(crate) fn has_room_now(&self) -> bool {
-        self.tail - self.shared.head.load(Ordering::Acquire) < self.capacity() as u64
+        self.tail - self.shared.head.load(Ordering::Relaxed) < self.capacity() as u64
     }
 
     /// Writes the next entry, unpublished; gives it back when the ring is full.
@@ -120,7 +120,7 @@ impl<T: Leftover> Producer<T> {
 
     /// The position before which the consumer has given every place back, by a fresh look.
     pub(crate) fn released(&self) -> u64 {
-        self.shared.head.load(Ordering::Acquire)
+        self.shared.head.load(Ordering::Relaxed)
     }
 
     /// Makes everything written visible to the consumer at once.
@@ -204,7 +204,8 @@ impl<T: Leftover> Consumer<T> {
         count as usize
     }
 
-    /// Entries published and not read, by a fresh look.
+    /// Entries published and not read, by a fresh look. Acquire: what came before them is visible to who only counts them, such
+    /// as the units that were given back.
     pub(crate) fn ready(&self) -> usize {
         (self.shared.tail.load(Ordering::Acquire) - self.head) as usize
     }
@@ -232,8 +233,8 @@ impl<T: Leftover> Drop for Consumer<T> {
 impl<T: Leftover> Drop for Shared<T> {
     fn drop(&mut self) {
         // Both sides are gone, so what lies between them is nobody's. The consumer gave back what it read when it was dropped.
-        let tail = self.tail.load(Ordering::Acquire);
-        for position in self.head.load(Ordering::Acquire)..tail {
+        let tail = self.tail.load(Ordering::Relaxed);
+        for position in self.head.load(Ordering::Relaxed)..tail {
             read_place(self.place(position)).discard();
         }
     }

@@ -8,7 +8,7 @@ mod doubles;
 pub(crate) use std::{
     cell::UnsafeCell,
     sync::{
-        Arc, Condvar, Mutex,
+        Arc, Condvar, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence},
     },
 };
@@ -20,7 +20,7 @@ pub(crate) use {
 };
 
 #[cfg(loom)]
-pub(crate) use doubles::{ArrayQueue, AtomicWaker, SegQueue};
+pub(crate) use doubles::{ArrayQueue, AtomicWaker, OnceLock, SegQueue};
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,

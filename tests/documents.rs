@@ -1,6 +1,6 @@
 //! The documents against the code: the manual's result codes, the deviations, and the tests of the conformance table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ const MOONCAKE: &str = include_str!("../src/mooncake/mod.rs");
 const CONFORMANCE: &str = include_str!("../docs/conformance.md");
 const SECURITY: &str = include_str!("../docs/security.md");
 const SCENARIOS: &str = include_str!("../docs/scenarios.md");
+const ORDERINGS: &str = include_str!("../docs/orderings.md");
 const MODEL: &str = include_str!("conformance/model.rs");
 const NAMED: &str = include_str!("conformance/named.rs");
 
@@ -180,6 +181,76 @@ fn the_scenarios_table_is_whole_and_its_tests_and_planted_bugs_exist() {
         let said = ["control in the test", "planted", "cannot arise"];
         assert!(said.iter().any(|start| without.starts_with(start)), "{id}: and without it? {without:?}");
         assert!(!without.starts_with("planted") || !bugs.is_empty(), "{id}: which planted bug?");
+    }
+}
+
+/// Accesses stronger than Relaxed, and barriers, in a source file: outside of comments, and of tests in a module at its end.
+fn strong_orderings(text: &str) -> usize {
+    let code = text.split("\nmod tests {").next().unwrap_or_default();
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let sites = |line: &str| {
+        assert!(!line.contains("Ordering::{"), "name an ordering where it is used: {line}");
+        let named = line.split("Ordering::").skip(1);
+        named
+            .filter(|rest| ["Acquire", "Release", "AcqRel", "SeqCst"].iter().any(|name| rest.starts_with(name)))
+            .count()
+    };
+    // An exchange counts once, by what it is when it succeeds; its failure's is another site only if it is stronger than
+    // Relaxed, too.
+    lines.map(sites).sum()
+}
+
+/// Each ordering has a line which says what it is for and which planted bug takes it away, and each bug that a model catches is
+/// on the page.
+#[test]
+fn the_orderings_page_has_every_site_and_every_bug_of_the_models() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let planted = root.join("tests/planted");
+    let mut written = BTreeMap::<&str, usize>::new();
+    let mut named = BTreeSet::new();
+    let mut lines = Vec::new();
+    for row in table(ORDERINGS, "Sites") {
+        let [file, sites, _, bugs] = row[..] else { panic!("four cells: {row:?}") };
+        *written.entry(file.trim_matches('`')).or_default() += sites.parse::<usize>().expect("a count of sites");
+        lines.push((file, bugs));
+    }
+    for row in table(ORDERINGS, "Order of lines") {
+        let [file, _, bugs] = row[..] else { panic!("three cells: {row:?}") };
+        lines.push((file, bugs));
+    }
+    for (file, bugs) in lines {
+        let file = file.trim_matches('`');
+        assert!(root.join(file).exists(), "there is no {file}");
+        if bugs.starts_with("argument: ") {
+            continue;
+        }
+        let names: Vec<_> = bugs.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "{file}: which planted bug? {bugs}");
+        for name in names {
+            assert!(planted.join(format!("{name}.patch")).exists(), "{file}: there is no planted bug {name}");
+            named.insert(name.to_owned());
+        }
+    }
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    let mut counted = BTreeMap::new();
+    for file in files {
+        let name = file.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        let for_tests = ["src/models.rs", "src/sync/doubles.rs"].contains(&&*name)
+            || name.starts_with("src/simulation/")
+            || name.ends_with("tests.rs");
+        let sites = if for_tests { 0 } else { strong_orderings(&fs::read_to_string(&file).unwrap()) };
+        if sites > 0 {
+            counted.insert(name, sites);
+        }
+    }
+    let counted: BTreeMap<_, _> = counted.iter().map(|(name, sites)| (name.as_str(), *sites)).collect();
+    assert_eq!(written, counted, "docs/orderings.md, then the source");
+    for patch in fs::read_dir(&planted).unwrap() {
+        let patch = patch.unwrap().path();
+        let by_a_model = fs::read_to_string(&patch).unwrap().starts_with("check: loom ");
+        let name = patch.file_stem().unwrap().to_str().unwrap();
+        assert!(!by_a_model || named.contains(name), "docs/orderings.md does not name {name}");
     }
 }
 

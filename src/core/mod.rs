@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
@@ -48,6 +48,8 @@ use chain::{Gather, Step};
 use gate::{EdgeId, Gate, Released};
 use peers::{DriverState, Offered, Peer};
 pub(crate) use ring::Closing;
+#[cfg(all(test, loom))]
+pub(crate) use ring::Ending;
 use ring::RingState;
 use slots::{NONE, Slots, State};
 use timers::Timers;
@@ -128,7 +130,7 @@ impl Controls {
             return Err(Refused::Elsewhere);
         }
         let more = |all| (0 < all && all <= MAX_SLOTS - entries).then_some(all + entries);
-        match self.entries.fetch_update(AcqRel, Acquire, more) {
+        match self.entries.fetch_update(Relaxed, Relaxed, more) {
             Ok(_) => Ok(()),
             Err(0) => Err(Refused::Gone),
             Err(all) => Err(Refused::Full(all)),
@@ -136,11 +138,11 @@ impl Controls {
     }
 
     fn leave(&self, entries: u32) {
-        self.entries.fetch_sub(entries, AcqRel);
+        self.entries.fetch_sub(entries, Relaxed);
     }
 
     fn all_left(&self) -> bool {
-        self.entries.load(Acquire) == 0
+        self.entries.load(Relaxed) == 0
     }
 
     /// Nothing happens in a forked child: nobody is there to obey.

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::ring::stats::Stats;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
-use crate::sync::{Condvar, Mutex, Ordering, fence};
+use crate::sync::{AtomicU8, Condvar, Mutex, Ordering};
 use crate::thread;
 use crate::trace::event;
 use crate::transport::Nanos;
@@ -133,19 +132,24 @@ impl Closing {
 
 /// The end of an engine, made by a thread of its own.
 #[derive(Debug)]
-pub(super) struct Ending(AtomicU8);
+pub(crate) struct Ending(AtomicU8);
 
 impl Ending {
     const RUNNING: u8 = 0;
     const QUIET: u8 = 1;
     const BUSY: u8 = 2;
 
-    fn set(&self, quiet: bool) {
+    pub(crate) fn running() -> Ending {
+        Ending(AtomicU8::new(Ending::RUNNING))
+    }
+
+    /// It is over, and its thread has let go of the engine: Release.
+    pub(crate) fn set(&self, quiet: bool) {
         self.0.store(if quiet { Ending::QUIET } else { Ending::BUSY }, Ordering::Release);
     }
 
     /// Once it is over: whether nothing touches any local memory any more.
-    pub(super) fn outcome(&self) -> Option<bool> {
+    pub(crate) fn outcome(&self) -> Option<bool> {
         match self.0.load(Ordering::Acquire) {
             Ending::RUNNING => None,
             outcome => Some(outcome == Ending::QUIET),
@@ -478,9 +482,9 @@ impl RingState {
 
     pub(super) fn wait_for_room(&mut self, slots: &mut Slots, slot: u32) {
         self.waiting.push_back(slots, slot);
+        // The barrier that pairs with the reaper's is the doorbell's, before the last look: either the reaper sees the flag, or that
+        // look at the CQ sees its room.
         self.shared.overflowing.store(true, Ordering::Relaxed);
-        // Pairs with the reaper's: either it sees the flag, or our next look at the CQ sees its room.
-        fence(Ordering::SeqCst);
     }
 
     /// The first completion that waits, if there is room for it now.
@@ -535,7 +539,7 @@ impl RingState {
 
     /// Closes the engine's transport, on a thread of its own: it may take seconds, in which other rings have their turns.
     pub(super) fn end_engine(&mut self, doorbell: Arc<Doorbell>) {
-        let ending = Arc::new(Ending(AtomicU8::new(Ending::RUNNING)));
+        let ending = Arc::new(Ending::running());
         self.ending = Some(Arc::clone(&ending));
         event!(WARN, ring = self.number, engine = self.engine().name(), "ending the engine with transfers in flight");
         let transport = Arc::clone(self.engine().transport());

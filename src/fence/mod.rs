@@ -32,13 +32,13 @@ use std::time::{Duration, Instant};
 
 use event_listener::{Listener, listener};
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, loom)))]
 pub(crate) use progress::mirrored;
 pub use progress::{NotReservedError, Progress, progress};
 pub(crate) use registration::{Inbox, Node, NodeKey, recheck_barrier};
 pub(crate) use timeline::TimelineCell;
 pub use timeline::{BackwardsError, Timeline, TimelineSignaller, timeline};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, loom)))]
 pub(crate) use timeline::{Mirror, landed};
 
 use crate::code::errno;
@@ -171,8 +171,9 @@ impl FenceInner {
     /// Sets the final state, once, and tells every registered core. Never blocks, allocates nothing.
     pub(crate) fn settle(&self, status: FenceStatus) {
         debug_assert!(status != FenceStatus::Pending);
-        // Two pollers may ask a shared event at once: the first answer stands.
-        if self.state.compare_exchange(PENDING, pack(status), Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        // Two pollers may ask a shared event at once: the first answer stands. Release: what was done before goes on to who
+        // sees the state.
+        if self.state.compare_exchange(PENDING, pack(status), Ordering::Release, Ordering::Relaxed).is_ok() {
             self.registrations.close();
         }
     }

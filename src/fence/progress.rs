@@ -19,7 +19,8 @@ impl TimelineCell {
     pub(crate) fn reserve(&self) -> Option<(u64, Arc<FenceInner>)> {
         let mut last = self.reserved.load(Ordering::Relaxed);
         loop {
-            // Acquire: the place is not written for its last value any more. Saturating: `last` may be old.
+            // Acquire: the place is not written for its last value any more, and if the word has gone past it because it
+            // expired, that is counted. Saturating: `last` may be old.
             let ahead = last.saturating_sub(self.value.load(Ordering::Acquire));
             if ahead >= self.window.len() as u64 || !self.is_left(self.place(last + 1)) {
                 return None;
@@ -40,7 +41,7 @@ impl TimelineCell {
 
     /// False if the entry that had the place last is on its way still, although its value has expired and the word gone on.
     fn is_left(&self, place: &Arc<FenceInner>) -> bool {
-        if self.expiries.load(Ordering::Acquire) == 0 {
+        if self.expiries.load(Ordering::Relaxed) == 0 {
             return true;
         }
         let left = Arc::strong_count(place) == 1;
@@ -60,8 +61,8 @@ impl TimelineCell {
     /// those entries, which find that they are told already. Never blocks.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only streams that wait have limits"))]
     pub(crate) fn expire(&self, value: u64, errno: i32) {
-        // Before a place is left to its next value: see `is_left`.
-        self.expiries.fetch_add(1, Ordering::AcqRel);
+        // Before a place is left to its next value: see `is_left`. Relaxed: the word goes past the place after it.
+        self.expiries.fetch_add(1, Ordering::Relaxed);
         for at in self.value() + 1..=value {
             end_place(self.place(at), at, Some(errno));
         }
@@ -71,18 +72,19 @@ impl TimelineCell {
     /// The same, and the entries go on: only nobody waits for them any more.
     #[cfg(feature = "cuda")]
     pub(crate) fn abandon(&self, value: u64, errno: i32) {
-        self.abandoned.store(true, Ordering::Release);
+        // Before the word goes on: who sees that a value has expired sees this.
+        self.abandoned.store(true, Ordering::Relaxed);
         self.expire(value, errno);
     }
 
     /// True if entries whose value has expired are to end.
     pub(super) fn ends_late_entries(&self) -> bool {
-        !self.abandoned.load(Ordering::Acquire)
+        !self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// How often values have expired.
+    /// How often values have expired. A core that hears of a step has those before it.
     pub(crate) fn expiries(&self) -> u64 {
-        self.expiries.load(Ordering::Acquire)
+        self.expiries.load(Ordering::Relaxed)
     }
 
     /// Moves the word as far as everything has ended.
@@ -99,12 +101,13 @@ impl TimelineCell {
                 break;
             }
             let errno = (state & ((1 << ERRNO_BITS) - 1)) as i32;
-            // The first failure of all: nobody has moved past one, so all who get here store the same.
-            if errno != 0 && self.failed_from.load(Ordering::Acquire) == NEVER {
+            // The first failure of all: nobody has moved past one, so all who get here store the same. Relaxed: whoever sees the
+            // word that we move sees at least the `failed_from` that we see.
+            if errno != 0 && self.failed_from.load(Ordering::Relaxed) == NEVER {
                 self.failed.store(pack(FenceStatus::Failed(Failure::dependency(errno))), Ordering::Relaxed);
                 self.failed_from.store(next, Ordering::Release);
             }
-            moved |= self.value.compare_exchange(now, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            moved |= self.value.compare_exchange(now, next, Ordering::Release, Ordering::Relaxed).is_ok();
         }
         if moved {
             if let Some(mirror) = &self.mirror {
@@ -206,7 +209,7 @@ impl Progress {
 
     /// The last value reserved.
     pub fn reserved(&self) -> u64 {
-        self.cell.reserved.load(Ordering::Acquire)
+        self.cell.reserved.load(Ordering::Relaxed)
     }
 
     /// The first value in the prefix that failed, and why.

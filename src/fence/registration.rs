@@ -90,8 +90,9 @@ impl Registrations {
             }
             // SAFETY: nobody else reads the field before the exchange below publishes the node.
             unsafe { sync::write(&node.listed_next, head.cast_const()) };
-            // AcqRel: publishes the node; sees the nodes pushed before.
-            match self.head.compare_exchange_weak(head, raw, Ordering::AcqRel, Ordering::Acquire) {
+            // Release: publishes the node; whoever walks the list from it has the nodes pushed before, too, because every push is
+            // an exchange. Acquire: if the list was closed meanwhile, the state is read next.
+            match self.head.compare_exchange_weak(head, raw, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(now) => head = now,
             }
@@ -119,7 +120,8 @@ impl Registrations {
             let node = unsafe { Arc::from_raw(next) };
             // SAFETY: constant since the node was published, which the swap acquired. Read before the core can have it.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
-            Inbox::fire(node);
+            // The node was on this list alone, so it is on no stack: `fired` is for timelines.
+            Inbox::push(node);
         }
         self.wake_threads();
     }
@@ -145,9 +147,9 @@ impl Registrations {
         while !next.is_null() && next != closed() {
             // SAFETY: the list keeps the node alive while it is on it; a timeline's list is only taken apart by `drop`.
             let node = unsafe { &*next };
-            // AcqRel, and before the core's `false` in `take_fired`: a value stored before this is seen by the core that
-            // either finds the node on its stack or takes it afterwards.
-            if !node.fired.swap(true, Ordering::AcqRel) {
+            // With the barrier above a release: the value is seen by the core that finds the node on its stack, or takes it
+            // afterwards. Acquire: the core, which has marked the node as taken, has read the link that `push` overwrites.
+            if !node.fired.swap(true, Ordering::Acquire) {
                 // SAFETY: `next` is a live `Arc` allocation; the new count is given to the stack.
                 let node = unsafe {
                     Arc::increment_strong_count(next);
@@ -194,13 +196,7 @@ impl Inbox {
         Arc::new(Inbox { stack: CachePadded::new(AtomicPtr::new(ptr::null_mut())), doorbell })
     }
 
-    /// Hands a node that is on no list any more to its core.
-    fn fire(node: Arc<Node>) {
-        if !node.fired.swap(true, Ordering::AcqRel) {
-            Inbox::push(node);
-        }
-    }
-
+    /// Hands a node that is on no stack to its core.
     fn push(node: Arc<Node>) {
         let inbox = Arc::clone(&node.inbox);
         let raw = Arc::into_raw(node).cast_mut();
@@ -242,13 +238,13 @@ impl Inbox {
         if self.stack.load(Ordering::Relaxed) == closed() {
             return;
         }
-        let mut next = self.stack.swap(leave, Ordering::AcqRel);
+        let mut next = self.stack.swap(leave, Ordering::Acquire);
         while !next.is_null() {
             // SAFETY: the stack owned this count, and the swap gave the stack to us.
             let node = unsafe { Arc::from_raw(next) };
             next = node.fired_next.load(Ordering::Relaxed);
-            // From here the node can be fired again. AcqRel: a timeline's value that is stored after this fires anew, one
-            // stored before is read by the core after this.
+            // From here the node can be fired again. Acquire: a timeline's value that is stored after this fires anew, one
+            // stored before is read by the core after this. Release: the link was read.
             node.fired.swap(false, Ordering::AcqRel);
             each(node);
         }

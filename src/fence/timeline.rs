@@ -59,7 +59,9 @@ impl TimelineCell {
         let reached = self.value.load(Ordering::Acquire) >= value;
         let failed_from = self.failed_from.load(Ordering::Acquire);
         if failed_from <= value && failed_from != NEVER {
-            return unpack(self.failed.load(Ordering::Acquire));
+            let failed = unpack(self.failed.load(Ordering::Relaxed));
+            debug_assert!(failed != FenceStatus::Pending, "it is stored before `failed_from`");
+            return failed;
         }
         if reached { FenceStatus::Signalled } else { FenceStatus::Pending }
     }
@@ -71,15 +73,18 @@ impl TimelineCell {
     /// The first value that failed, and why.
     pub(crate) fn failure(&self) -> Option<(u64, Failure)> {
         let value = self.failed_from.load(Ordering::Acquire);
-        match unpack(self.failed.load(Ordering::Acquire)) {
-            FenceStatus::Failed(why) if value != NEVER => Some((value, why)),
-            _ => None,
+        if value == NEVER {
+            return None;
         }
+        let FenceStatus::Failed(why) = unpack(self.failed.load(Ordering::Relaxed)) else {
+            unreachable!("it is stored before `failed_from`")
+        };
+        Some((value, why))
     }
 
     /// Moves it to `value`, unless it is there or beyond; with a failure it and every later value fail from the next one on,
     /// if none has failed yet. One thread at a time.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", all(test, loom)))]
     pub(crate) fn move_to(&self, value: u64, failure: Option<(u64, Failure)>) {
         let now = self.value();
         if value <= now {
@@ -97,7 +102,7 @@ impl TimelineCell {
 }
 
 /// A timeline at 0 that [`TimelineCell::move_to`] moves.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, loom)))]
 pub(crate) fn landed() -> Arc<TimelineCell> {
     Arc::new(TimelineCell::new(0, Box::default(), None))
 }

@@ -69,11 +69,7 @@ impl Clone for Messages {
 
 impl Drop for Messages {
     fn drop(&mut self) {
-        let shared = &self.mailbox.shared;
-        if shared.submitters.fetch_sub(1, Ordering::Release) == 1 {
-            // A reaper that counted on us looks again.
-            shared.reaper.ring_always();
-        }
+        self.mailbox.shared.submitter_gone();
     }
 }
 

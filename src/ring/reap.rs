@@ -91,7 +91,7 @@ impl Reaper {
     #[inline]
     fn release(&mut self) {
         if self.cq.release() > 0 {
-            // Pairs with the core's: either we see the flag, or its next look at the CQ sees our room.
+            // Pairs with the one of the core's doorbell: either we see the flag, or its last look at the CQ sees our room.
             fence(Ordering::SeqCst);
             if self.shared.overflowing.load(Ordering::Relaxed) {
                 self.shared.poller.ring_always();

@@ -38,7 +38,7 @@ impl Share {
         let mut taken = self.taken.load(Ordering::Relaxed);
         loop {
             // Read after `taken`, so never more than it.
-            if taken - self.given_back.load(Ordering::Acquire).min(taken) >= limit {
+            if taken - self.given_back.load(Ordering::Relaxed).min(taken) >= limit {
                 return Err(Exhausted { limit: limit as u32, overdue });
             }
             match self.taken.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed) {
@@ -50,7 +50,7 @@ impl Share {
 
     #[inline]
     pub(crate) fn give_back(&self) {
-        self.given_back.fetch_add(1, Ordering::Release);
+        self.given_back.fetch_add(1, Ordering::Relaxed);
     }
 
     /// An entry became overdue.

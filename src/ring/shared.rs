@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
@@ -17,7 +17,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
 use crate::fork::Home;
-use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, OnceLock, Ordering};
 
 /// Most fences on one entry.
 pub(crate) const MAX_FENCES: usize = 64;
@@ -123,7 +123,8 @@ impl Shared {
         if !self.is_here() {
             return Life::Elsewhere;
         }
-        match self.life.load(Ordering::Acquire) {
+        // Relaxed: nothing is handed over with it. Who is told that no more comes has looked at the queues by themselves.
+        match self.life.load(Ordering::Relaxed) {
             0 => Life::Open,
             1 => Life::Closed,
             _ => Life::Dead,
@@ -137,14 +138,15 @@ impl Shared {
     }
 
     pub(crate) fn set_life(&self, life: Life) {
-        self.life.fetch_max(life as u8, Ordering::AcqRel);
+        self.life.fetch_max(life as u8, Ordering::Relaxed);
     }
 
     /// Entries accepted whose last completion is not visible yet.
     pub(crate) fn outstanding(&self) -> u64 {
-        // `settled` first: read last, it could count units that `accepted` did not.
+        // `settled` first: read last, it could count units that `accepted` did not. Acquire: the completions of what is settled
+        // are visible, and what was accepted before is counted.
         let settled = self.settled.load(Ordering::Acquire);
-        self.accepted.load(Ordering::Acquire).saturating_sub(settled)
+        self.accepted.load(Ordering::Relaxed).saturating_sub(settled)
     }
 
     /// True if a sleeping reaper sleeps for nothing: nothing is outstanding but what its own thread has not submitted.

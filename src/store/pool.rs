@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use super::answer::Answer;
 use super::request::{Kind, Request};
 use crate::doorbell::Doorbell;
-use crate::sync::{ArrayQueue, AtomicBool, Mutex, Ordering, fence};
+use crate::sync::{ArrayQueue, AtomicBool, Mutex, Ordering};
 use crate::transport::{RawMemory, Token, TransportError};
 
 /// Most keys in one call.
@@ -183,9 +183,9 @@ impl Pool {
     }
 
     fn await_idle(&self, ends: &Ends) -> bool {
-        ends.starved.swap(true, Ordering::Relaxed);
-        // Pairs with the worker's: either we see that it is idle, or it sees that we wait.
-        fence(Ordering::SeqCst);
+        // Both sides exchange, so one comes second: if that is us, Acquire shows us the idle worker; if it is the worker, it sees
+        // that we wait.
+        ends.starved.swap(true, Ordering::Acquire);
         !self.idle.is_empty()
     }
 
@@ -202,8 +202,9 @@ impl Pool {
     pub(crate) fn start(&self, worker: u32, ends: &Arc<Ends>) {
         let worker = &self.workers[worker as usize];
         worker.batch.lock().unwrap_or_else(PoisonError::into_inner).ends = Some(Arc::clone(ends));
-        // By exchange, as the worker does: loom shows orders of stores and exchanges that cannot be.
-        worker.full.swap(true, Ordering::Release);
+        // By exchange, as the worker does: loom shows orders of stores and exchanges that cannot be. Relaxed: the lock orders what
+        // is in the batch.
+        worker.full.swap(true, Ordering::Relaxed);
         worker.doorbell.ring_always();
     }
 
@@ -212,9 +213,9 @@ impl Pool {
         let worker = &self.workers[index as usize];
         let mut bench = Bench::default();
         loop {
-            if worker.full.swap(false, Ordering::Acquire) {
+            if worker.full.swap(false, Ordering::Relaxed) {
                 self.work(index, &mut bench);
-            } else if self.closed.load(Ordering::Acquire) {
+            } else if self.closed.load(Ordering::Relaxed) {
                 return;
             } else {
                 let ready = || worker.full.load(Ordering::Relaxed) || self.closed.load(Ordering::Relaxed);
@@ -247,15 +248,17 @@ impl Pool {
     /// A worker whose batch is done, and told to its driver, takes another one.
     pub(crate) fn become_idle(&self, index: u32, ends: &Ends) {
         self.idle.push(index).expect("each worker has its place");
-        ends.doorbell.ring_always();
-        // Pairs with the driver's, see `await_idle`.
-        fence(Ordering::SeqCst);
-        let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        for driver in drivers.iter().filter_map(Weak::upgrade) {
-            if driver.starved.swap(false, Ordering::Relaxed) {
-                driver.doorbell.ring_always();
+        {
+            let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
+            for driver in drivers.iter().filter_map(Weak::upgrade) {
+                // Release: see `await_idle`.
+                if driver.starved.swap(false, Ordering::Release) {
+                    driver.doorbell.ring_always();
+                }
             }
         }
+        // For the answers.
+        ends.doorbell.ring_always();
     }
 
     fn call(&self, kind: Kind, bench: &mut Bench) {
@@ -268,12 +271,12 @@ impl Pool {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// The workers end, each after the call that it is in.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Relaxed);
         self.workers.iter().for_each(|worker| worker.doorbell.ring_always());
     }
 }

@@ -1,8 +1,8 @@
-//! Stand-ins for crates that know no loom. Their insides are taken as correct; what loom has to see is what they order
+//! Stand-ins for what knows no loom. Their insides are taken as correct; what loom has to see is what they order
 //! for us, so each gives the happens-before that its original gives, from an item's push to its pop, and no more.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex as StdMutex, MutexGuard, PoisonError};
+use std::sync::{Mutex as StdMutex, MutexGuard, OnceLock as StdOnceLock, PoisonError};
 use std::task::Waker;
 
 use loom::sync::Mutex;
@@ -163,5 +163,36 @@ impl AtomicWaker {
         if let Some(waker) = self.take() {
             waker.wake();
         }
+    }
+}
+
+/// A value that is there once it is set, and seen to be there some time later.
+#[derive(Debug)]
+pub(crate) struct OnceLock<T> {
+    value: StdOnceLock<T>,
+    set: AtomicBool,
+}
+
+impl<T> OnceLock<T> {
+    pub(crate) fn new() -> Self {
+        OnceLock { value: StdOnceLock::new(), set: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn get(&self) -> Option<&T> {
+        if self.set.load(Ordering::Acquire) { self.value.get() } else { None }
+    }
+
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        self.value.set(value)?;
+        self.set.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// One thread at a time.
+    pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        if self.value.get().is_none() {
+            assert!(self.set(make()).is_ok());
+        }
+        self.value.get().expect("just set")
     }
 }
