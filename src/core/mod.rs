@@ -499,9 +499,14 @@ impl Core {
                 return;
             }
         }
-        let single = self.slots[slot].sqe.take_fence();
         let side = self.slots[slot].sqe.side;
         self.slots[slot].state = State::Gated;
+        if self.slots[slot].sqe.fence.is_null() && side == Sqe::NO_SIDE {
+            // Nothing holds it.
+            self.start(slot);
+            return;
+        }
+        let single = self.slots[slot].sqe.take_fence();
         let mut failure = None;
         let mut look = |status| match status {
             FenceStatus::Pending => 1,
@@ -601,8 +606,9 @@ impl Core {
 
     /// An entry has its result. If the transport is not quiet, `slots[slot].quiet` says so already.
     fn conclude(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) {
-        let step = self.end(slot, res, stage, detail);
-        self.steps.extend(step);
+        if let Some(step) = self.end(slot, res, stage, detail) {
+            self.steps.push_back(step);
+        }
     }
 
     /// The same, and what follows is the caller's.

@@ -489,7 +489,7 @@ impl Pusher {
     fn give_share_back(&mut self, sqe: &Sqe) {
         if let Some(target) = sqe.peer() {
             let Pusher { shared, shares, .. } = self;
-            shares.of(target, |target| shared.share(target)).give_back();
+            shares.of(target, |target| shared.share(target)).untake();
         }
     }
 

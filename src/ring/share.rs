@@ -48,9 +48,16 @@ impl Share {
         }
     }
 
+    /// Takes a unit back that no core has seen.
+    pub(crate) fn untake(&self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Called by the core alone, so that it needs no exchange.
     #[inline]
     pub(crate) fn give_back(&self) {
-        self.given_back.fetch_add(1, Ordering::Relaxed);
+        let given_back = self.given_back.load(Ordering::Relaxed);
+        self.given_back.store(given_back + 1, Ordering::Relaxed);
     }
 
     /// An entry became overdue.
