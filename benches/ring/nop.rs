@@ -11,7 +11,7 @@ use crate::Settings;
 use crate::machine::{CALLER, State, on_poller_core, pin, undisturbed};
 use crate::out;
 use crate::queues::{ArrayQueues, Rtrb, Tokio, four_into_an_array_queue};
-use crate::rounds::{Subject, interleave};
+use crate::rounds::{Subject, Table, interleave};
 use crate::uring::Uring;
 
 pub const IN_FLIGHT: u64 = 1024;
@@ -264,18 +264,31 @@ fn lockstepped(settings: &mut Settings, rounds: usize) {
         Subject::new(RING, || rate(Nops::new, lockstep, BATCH, LOCKSTEP)),
         Subject::new(URINGS[0], || rate(|| Uring::new(false).ok(), lockstep, BATCH, LOCKSTEP)),
         Subject::new(URINGS[1], || rate(|| Uring::new(true).ok(), lockstep, BATCH, LOCKSTEP)),
+        Subject::new(RTRB, || rate(Rtrb::new, lockstep, BATCH, LOCKSTEP)),
     ];
     let table = interleave(settings, rounds, &mut subjects);
     table.compare("nop_lockstep32_vs_io_uring", RING, &URINGS, "M/s", true);
+    floor(&table, "submit 32 and wait for 32", "M/s");
     // A round trip is the inverse of the rate at depth 1.
     let nanos = |rate: f64| 1e3 / rate;
     let mut subjects = [
         Subject::new(RING, || nanos(rate(Nops::new, lockstep, 1, ROUND_TRIPS))),
         Subject::new(URINGS[0], || nanos(rate(|| Uring::new(false).ok(), lockstep, 1, ROUND_TRIPS))),
         Subject::new(URINGS[1], || nanos(rate(|| Uring::new(true).ok(), lockstep, 1, ROUND_TRIPS))),
+        Subject::new(RTRB, || nanos(rate(Rtrb::new, lockstep, 1, ROUND_TRIPS))),
     ];
     let table = interleave(settings, rounds, &mut subjects);
     table.compare("nop_depth1_vs_io_uring", RING, &URINGS, "ns", false);
+    floor(&table, "one at a time", "ns");
+}
+
+/// What bare rings take for the same, with nothing done in between: nobody who hands entries to another core can do better.
+fn floor(table: &Table, what: &str, unit: &str) {
+    for state in State::ALL {
+        if let Some(value) = table.value(RTRB, state) {
+            out::note(&format!("{what}, {}: {RTRB} make {value:.4} {unit}", state.name()));
+        }
+    }
 }
 
 fn reads(settings: &mut Settings, rounds: usize) {
