@@ -1095,7 +1095,7 @@ fn timeline_and_thread() {
 fn answer_and_poller_park() {
     check(2, || {
         let (mut ring, poller) = ring(1);
-        let store = Client::without_threads(ring.engine(), 1, &Memory::new(0));
+        let store = Client::without_threads(ring.engine(), 1, Box::new(Memory::new(0).backend()));
         let pool = StdArc::clone(&store.inner.pool);
         // Loom does not know std's `Arc`: the doorbell is not to be dropped by the worker.
         let kept = ring.controls();
@@ -1118,7 +1118,9 @@ fn answer_and_poller_park() {
 #[test]
 fn idle_worker_and_starved_poller() {
     check(3, || {
-        let pool = StdArc::new(Client::without_threads(&Engine::loopback(), 1, &Memory::new(0)).inner.pool.clone());
+        let pool = StdArc::new(
+            Client::without_threads(&Engine::loopback(), 1, Box::new(Memory::new(0).backend())).inner.pool.clone(),
+        );
         let doorbells = [(); 2].map(|()| StdArc::new(Doorbell::new()));
         let [ours, theirs] = doorbells.clone().map(|doorbell| pool.ends(doorbell));
         let taken = pool.take_idle(&theirs).unwrap();

@@ -5,10 +5,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::program::{Break, End, EnginePlan, Feeds, Plan, PlanOp, PolledEnd, Whom};
+use super::store::Shift;
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::entry::EntryFlags;
 use crate::fence::{Fence, FenceStatus};
+use crate::store::request::Kind;
 use crate::transport::{Nanos, PollerWaker, Token};
 
 /// The book, on the desk of everybody who writes in it.
@@ -117,6 +119,8 @@ pub(super) struct Record {
     pub(super) target: Option<u32>,
     /// On a strip.
     pub(super) place: Option<Place>,
+    /// What a Store is asked.
+    pub(super) request: Option<usize>,
     /// How many turns its core had had when it was submitted, and when the first one behind that was.
     pub(super) submitted: Option<u64>,
     pub(super) began: Option<Nanos>,
@@ -186,6 +190,7 @@ impl Record {
             engine: 0,
             target: None,
             place: None,
+            request: None,
             submitted: None,
             began: None,
             before: None,
@@ -242,11 +247,17 @@ impl Record {
     }
 
     pub(super) fn all_issued(&self) -> bool {
-        self.issued.count_ones() as usize == self.parts().count()
+        let operations = if self.request.is_some() { 1 } else { self.parts().count() };
+        self.issued.count_ones() as usize == operations
     }
 
     pub(super) fn was_issued(&self) -> bool {
         self.issued != 0 || self.again
+    }
+
+    /// True if it has a local range that something may touch.
+    pub(super) fn uses_region(&self) -> bool {
+        matches!(self.plan.op, PlanOp::Transfer { .. } | PlanOp::Store { ask: Kind::Get | Kind::Put, .. })
     }
 
     pub(super) fn region(&self) -> usize {
@@ -427,6 +438,12 @@ pub(super) struct Book {
     pub(super) flights: Vec<Flight>,
     /// Which entry has the piece of an engine's strip that begins at an address.
     pub(super) pieces: HashMap<(usize, u64), usize>,
+    /// Which entry last asked a Store what a request does.
+    pub(super) requests: HashMap<usize, usize>,
+    /// Workers of Stores that have something to do.
+    pub(super) shifts: Vec<Shift>,
+    /// What Stores have: an engine's, under a key, so many bytes.
+    pub(super) objects: HashMap<(usize, u8), u8>,
     pub(super) drivers: Vec<DriverBook>,
     pub(super) rings: Vec<RingBook>,
     pub(super) hosts: Vec<Truth>,
@@ -458,6 +475,8 @@ pub(super) struct Book {
     pub(super) faults: u64,
     /// Operations of several entries.
     pub(super) merged: u64,
+    /// Keys that Stores were asked for.
+    pub(super) asked: u64,
     pub(super) violations: Vec<String>,
     pub(super) trace: Option<Vec<String>>,
 }

@@ -55,6 +55,7 @@ impl World {
     }
 
     pub(super) fn after_turn(&mut self, core: usize, ready: Vec<usize>) {
+        self.note_shifts(core);
         for ring in 0..self.rings.len() {
             if self.rings[ring].core == core {
                 self.observe(ring);
@@ -271,8 +272,7 @@ impl World {
         let mut book = lock(&self.book);
         for (at, engine) in self.engines.iter().enumerate() {
             let mut bounds = vec![(0, 0); engine.regions.len()];
-            let transfers = |record: &Record| matches!(record.plan.op, PlanOp::Transfer { .. });
-            for (_, record) in book.open().filter(|(_, record)| record.engine == at && transfers(record)) {
+            for (_, record) in book.open().filter(|(_, record)| record.engine == at && record.uses_region()) {
                 let Some((least, most)) = bounds.get_mut(record.region()) else { continue };
                 let forever = record.ended.is_some_and(|seen| seen.flags.contains(CqeFlags::UNQUIET));
                 *least += u64::from(record.touching > 0 || forever);

@@ -65,7 +65,7 @@ impl World {
         let closing = self.program.ending;
         if closing.alone {
             for engine in &mut self.engines {
-                engine.engine = None;
+                (engine.engine, engine.store) = (None, None);
                 engine.regions.clear();
             }
         }
@@ -97,6 +97,9 @@ impl World {
         self.check_last_words();
         lock(&self.book).check_cancel_counts();
         self.check_regions();
+        // What never returned is let go of.
+        lock(&self.book).find_lost();
+        self.set_now(self.now + 1);
     }
 
     /// Gives turns as the pollers ask for them, until nobody has anything to do.
@@ -143,7 +146,8 @@ impl World {
             let wakes = book.plans[book.drivers[driver].engine].wait == Waiting::Wakes;
             book.next_look(driver).filter(|&at| wakes && at > self.now)
         });
-        wakes.chain(gates).chain(drivers).min()
+        let shifts = book.shifts.iter().filter_map(|shift| shift.due);
+        wakes.chain(gates).chain(drivers).chain(shifts).min()
     }
 
     /// A ring is closed.
@@ -194,7 +198,11 @@ impl World {
             let limited = record.plan.transfer_limit > 0 && record.plan.transfer_limit < HORIZON;
             let lost = book.flights.iter().filter(|flight| flight.is_of(uid)).any(|flight| lost(&flight));
             let dead = book.dead[self.rings[record.ring].core] || book.rings[record.ring].closing;
-            stuck[uid] = (lost && !limited) || dead || record.submitted.is_none();
+            // A call that never returns has its worker, and its keys.
+            let hung = book.shifts.iter().any(|shift| shift.engine == record.engine && shift.due.is_none());
+            let hangs = hung && record.request.is_some() && (record.unresolved > 0 || !record.was_issued());
+            let lost = lost || hangs;
+            stuck[uid] = (lost && !(limited && record.was_issued())) || dead || record.submitted.is_none();
         }
         loop {
             let mut more = Vec::new();

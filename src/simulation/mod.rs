@@ -19,6 +19,7 @@ mod program;
 mod push;
 mod scale;
 mod shrink;
+mod store;
 mod strips;
 mod transport;
 mod verdict;
@@ -54,6 +55,8 @@ struct Tally {
     merged: AtomicU64,
     /// Entries with futures that ended.
     futures: AtomicU64,
+    /// Keys that a Store was asked for.
+    asked: AtomicU64,
     violations: AtomicU64,
 }
 
@@ -63,6 +66,7 @@ impl Tally {
         self.faults.fetch_add(report.faults, Relaxed);
         self.merged.fetch_add(report.merged, Relaxed);
         self.futures.fetch_add(report.futures, Relaxed);
+        self.asked.fetch_add(report.asked, Relaxed);
         self.seeds.fetch_add(1, Relaxed) + 1
     }
 }
@@ -87,15 +91,17 @@ fn every_promise_is_kept() {
             });
         }
     });
-    let Tally { seeds, steps, faults, merged, futures, violations } = tally;
-    let [seeds, steps, faults, merged, futures, violations] =
-        [seeds, steps, faults, merged, futures, violations].map(AtomicU64::into_inner);
+    let Tally { seeds, steps, faults, merged, futures, asked, violations } = tally;
+    let [seeds, steps, faults, merged, futures, asked, violations] =
+        [seeds, steps, faults, merged, futures, asked, violations].map(AtomicU64::into_inner);
     let line = serde_json::json!({
-        "seeds": seeds, "steps": steps, "faults": faults, "merged": merged, "futures": futures, "violations": violations,
+        "seeds": seeds, "steps": steps, "faults": faults, "merged": merged, "futures": futures, "store": asked,
+        "violations": violations,
     });
     println!("\nsimulation: {line}");
     assert_eq!(violations, 0, "{violations} of {seeds} seeds break a promise");
     assert!(faults > 0 || seeds < 1_000, "no fault was injected");
+    assert!(asked > seeds / 2 || seeds < 10_000, "{asked} keys that a Store was asked for in {seeds} programs are few");
     assert!(futures > seeds || seeds < 10_000, "{futures} entries with futures in {seeds} programs are few");
     assert!(merged > seeds || seeds < 10_000, "{merged} operations of several entries in {seeds} programs are few");
 }

@@ -7,6 +7,7 @@ use fastrand::Rng;
 
 use crate::code::errno;
 use crate::entry::EntryFlags;
+use crate::store::request::Kind;
 use crate::transport::Nanos;
 
 /// What a program runs on, and what it does.
@@ -24,6 +25,8 @@ pub(super) struct EnginePlan {
     pub(super) max_in_flight: u32,
     /// Bytes; 0 for no merging.
     pub(super) max_merged: u32,
+    /// Threads that make calls of a Store.
+    pub(super) workers: u32,
     pub(super) peers: u8,
     pub(super) wait: Waiting,
     pub(super) threads_here: bool,
@@ -236,6 +239,26 @@ pub(super) enum PlanOp {
     Remove(Whom),
     Update(Whom, Nanos),
     Message { ring: u8, res: u32 },
+    Store { ask: Kind, key: u8, len: u8, fate: StoreFate },
+}
+
+/// What a Store's worker does with an entry's key, and so with all that it was given with it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoreFate {
+    pub(super) after: Nanos,
+    pub(super) end: StoreEnd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoreEnd {
+    Answers,
+    /// With Mooncake's number.
+    Fails(i32),
+    /// The local memory may be touched for ever.
+    GivesUp,
+    /// The call panics when it comes to this key.
+    Panics,
+    Never,
 }
 
 /// A transfer's ranges lie behind those of the last one on the same strip, so that the two can be merged.
@@ -308,6 +331,7 @@ struct Menu {
     vectored: bool,
     neighbours: bool,
     futures: bool,
+    stores: bool,
     waits: bool,
     chains: bool,
     drains: bool,
@@ -353,6 +377,7 @@ pub(super) fn program(seed: u64) -> Program {
         lazy_reaper: yes(30),
         neighbours: yes(50),
         futures: yes(35),
+        stores: yes(30),
     };
     let breaks = yes(8);
     let closes = yes(15);
@@ -424,6 +449,7 @@ impl Dice {
             max_batch: *self.pick(&[1, 2, 4, 64]),
             max_in_flight: *self.pick(&[1, 2, 5, 64]),
             max_merged: if self.menu.neighbours { *self.pick(&[300, 1_000, 1 << 20]) } else { 0 },
+            workers: *self.pick(&[1, 2]),
             peers: 1 + self.rng.u8(..3),
             wait: *self.pick(&[Waiting::Until, Waiting::Until, Waiting::Yield, Waiting::Wakes]),
             threads_here: self.yes(50),
@@ -597,6 +623,9 @@ impl Dice {
     }
 
     fn op(&mut self, chained: bool) -> PlanOp {
+        if self.menu.stores && self.yes(40) {
+            return self.store();
+        }
         match self.rng.u32(..100) {
             0..50 if self.menu.transfers => self.transfer(),
             50..60 if self.menu.timeouts => PlanOp::Timeout {
@@ -617,6 +646,19 @@ impl Dice {
             89..95 => PlanOp::Nop(0),
             _ => PlanOp::Wait,
         }
+    }
+
+    fn store(&mut self) -> PlanOp {
+        let end = match self.rng.u8(..20) {
+            0 | 1 if self.menu.faults => StoreEnd::Fails(-707),
+            2 if self.menu.faults => StoreEnd::GivesUp,
+            3 if self.menu.faults => StoreEnd::Panics,
+            4 if self.menu.faults && self.menu.lost => StoreEnd::Never,
+            _ => StoreEnd::Answers,
+        };
+        let (ask, key) = (*self.pick(&[Kind::Get, Kind::Put, Kind::Put, Kind::Exist, Kind::Remove]), self.rng.u8(..4));
+        let after = if self.yes(20) { self.span(3_000 * MICRO) } else { self.span(100 * MICRO) };
+        PlanOp::Store { ask, key, len: self.rng.u8(1..), fate: StoreFate { after, end } }
     }
 
     fn transfer(&mut self) -> PlanOp {

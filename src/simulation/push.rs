@@ -2,12 +2,14 @@
 
 use super::book::{Book, CancelBook, MESSAGE, Mark, Message, Record, Watch, lock};
 use super::program::{Feeds, Plan, PlanOp, Wait};
+use super::store;
 use super::strips;
 use super::world::World;
-use crate::entry::EntryFlags;
+use crate::entry::{EntryFlags, Other, Payload};
 use crate::fence::Fence;
 use crate::opcode;
 use crate::ring::PushError;
+use crate::store::request::Kind;
 use crate::{Entry, EntryFuture, Refusal, Ring};
 use std::time::Duration;
 
@@ -167,6 +169,7 @@ impl World {
             book.rings[ring].keys[key as usize].accepted += 1;
         }
         book.rings[ring].drains |= record.flags.contains(EntryFlags::IO_DRAIN);
+        book.requests.extend(record.request.map(|request| (request, uid)));
         if let Some(place) = record.place {
             book.pieces.insert((record.engine, place.local), uid);
         }
@@ -253,6 +256,20 @@ impl World {
                     }
                 }
             }
+            PlanOp::Store { ask, key, len, .. } => {
+                let world = &self.engines[engine];
+                let store = world.store.as_ref()?;
+                target = Some(store.inner.target);
+                let start = (Book::local(uid, 0) - super::book::REGION) as usize;
+                let slice = world.regions.first()?.slice(start..start + usize::from(len)).expect("the region is large");
+                let key = store::key(key);
+                match ask {
+                    Kind::Get => crate::store::opcode::Get::new(store, key, slice).build(),
+                    Kind::Put => crate::store::opcode::Put::new(store, key, slice).build(),
+                    Kind::Exist => crate::store::opcode::Exist::new(store, key).build(),
+                    Kind::Remove => crate::store::opcode::Remove::new(store, key).build(),
+                }
+            }
             PlanOp::Message { ring: to, res } => {
                 let to = to as usize % self.rings.len();
                 let place = &mut self.rings[to];
@@ -275,9 +292,13 @@ impl World {
         if plan.transfer_limit > 0 {
             entry = entry.transfer_limit(Duration::from_nanos(plan.transfer_limit));
         }
+        let request = match &entry.payload {
+            Payload::Other(Other::Store(request)) => Some(store::name_of(request)),
+            _ => None,
+        };
         let order = lock(&self.book).order();
         let number = self.rings[ring].producers[producer].number;
-        let record = Record { place, ..Record::new(ring, number, plan, engine, target, order, watches) };
+        let record = Record { place, request, ..Record::new(ring, number, plan, engine, target, order, watches) };
         Some(Built { entry, record, cancel, message })
     }
 

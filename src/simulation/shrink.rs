@@ -1,6 +1,6 @@
 //! Making a failing program smaller: leaving things out as long as it still fails.
 
-use super::program::{End, Feeds, PlanOp, Program, Step};
+use super::program::{End, Feeds, PlanOp, Program, Step, StoreEnd};
 
 /// A program that fails as `fails` says, and of which nothing can be left out alone.
 pub(super) fn shrink(mut program: Program, fails: impl Fn(&Program) -> bool) -> Program {
@@ -46,6 +46,7 @@ fn size(program: &Program) -> usize {
                     PlanOp::Transfer { fate, strip, .. } => {
                         usize::from(fate.end != End::Lands) + usize::from(fate.lag > 0) + usize::from(strip.is_some())
                     }
+                    PlanOp::Store { fate, .. } => usize::from(fate.end != StoreEnd::Answers),
                     _ => 0,
                 };
                 2 + entry.waits.len()
@@ -85,6 +86,7 @@ fn simplify(program: &mut Program, at: usize, fails: &impl Fn(&Program) -> bool)
             let entry = &mut entries[which];
             match (change, &mut entry.op) {
                 (0, _) => entry.waits.clear(),
+                (4, PlanOp::Store { fate, .. }) => fate.end = StoreEnd::Answers,
                 (7, _) => entry.feeds = Feeds::Nothing,
                 (1, _) => entry.flags = crate::EntryFlags::empty(),
                 (2, _) => entry.gate_limit = 0,

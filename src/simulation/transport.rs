@@ -67,6 +67,7 @@ impl Book {
     /// What is lost turns up.
     pub(super) fn find_lost(&mut self) {
         let now = self.now;
+        self.shifts.iter_mut().for_each(|shift| shift.due = shift.due.or(Some(now + 1)));
         for flight in &mut self.flights {
             match flight.end {
                 End::Lost => (flight.end, flight.result_due) = (End::Lands, now + 1),
@@ -253,6 +254,12 @@ impl Book {
         if record.issued & 1 << part != 0 {
             return Some("issued twice".into());
         }
+        self.wrong_to_start(uid)
+    }
+
+    /// What is in the way of an entry being given to whoever does it.
+    pub(super) fn wrong_to_start(&self, uid: usize) -> Option<String> {
+        let record = &self.records[uid];
         if record.submitted.is_none() {
             return Some("issued before it was submitted".into());
         }

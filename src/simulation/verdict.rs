@@ -198,6 +198,7 @@ impl Book {
                 let whole = record.bytes() == 0 || (record.all_issued() && record.unresolved == 0);
                 whole && all_well && res as u64 == record.bytes() && told == i64::from(res) && flags.is_empty()
             }
+            PlanOp::Store { .. } => record.results == [(res, Stage::Transfer)] && flags.is_empty(),
             PlanOp::Timeout { repeats, .. } => {
                 let last = !flags.contains(CqeFlags::MORE);
                 let ticks = repeats.is_none_or(|most| most == 0 || record.ticks + u32::from(!last) < most.max(1));
@@ -277,6 +278,10 @@ impl Book {
                 if limit > self.now {
                     return Some("its transfer limit has not passed".into());
                 }
+                if record.request.is_some() {
+                    let ended = record.touching == 0 && seen.flags.contains(CqeFlags::MORE);
+                    return ended.then(|| "it is called late, and the call had returned".into());
+                }
                 let known = |flight: &Flight| flight.is_of(uid) && flight.told == 0 && flight.result_due <= self.now;
                 let missed = self.flights.iter().any(known)
                     && !self.flights.iter().any(|flight| {
@@ -325,7 +330,7 @@ impl Book {
             Mark::Entry(whom) => whom == uid,
             Mark::Key(key) => record.plan.key == Some(key),
             Mark::Target(target) => record.target == Some(target),
-            Mark::Region => matches!(record.plan.op, PlanOp::Transfer { .. }) && record.region() == 0,
+            Mark::Region => record.uses_region() && record.region() == 0,
             Mark::Everything => true,
             Mark::Nobody => false,
         }
@@ -358,7 +363,7 @@ impl Book {
             Mark::Entry(whom) => whom == uid,
             Mark::Key(key) => record.plan.key == Some(key),
             Mark::Target(target) => record.target == Some(target),
-            Mark::Region => matches!(record.plan.op, PlanOp::Transfer { .. }) && record.region() == 0,
+            Mark::Region => record.uses_region() && record.region() == 0,
             Mark::Everything => true,
             Mark::Nobody => false,
         }

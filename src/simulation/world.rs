@@ -11,12 +11,15 @@ use super::book::{Book, CancelBook, Desk, KeyBook, Mark, RingBook, Timeline, Tru
 use super::futures::Live;
 use super::net::{Asked, Gate, Injected, Net};
 use super::program::{FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, Program, RingPlan, Step, TIMELINES, Whom};
+use super::store::Shop;
 use super::strips::{self, Strips};
 use crate::core::{Closing, Core};
 use crate::fence::{self, Fence, Progress, Signaller, TimelineSignaller};
 use crate::opcode::{Cancel, Select};
 use crate::region::Registered;
 use crate::ring::control::Reply;
+use crate::store::Client;
+use crate::store::pool::Pool;
 use crate::transport::{Hint, Nanos};
 use crate::{Completion, Controller, Engine, Messages, Ring, Segment, Submitter};
 
@@ -29,6 +32,8 @@ pub(super) struct Report {
     pub(super) merged: u64,
     /// Entries with futures.
     pub(super) futures: u64,
+    /// Keys that Stores were asked for.
+    pub(super) asked: u64,
     pub(super) violations: Vec<String>,
     pub(super) trace: Vec<String>,
 }
@@ -98,6 +103,9 @@ pub(super) struct EngineWorld {
     pub(super) engine: Option<Engine>,
     pub(super) regions: Vec<Registered>,
     pub(super) strips: Strips,
+    /// A client of a Store, and its workers.
+    pub(super) store: Option<Client>,
+    pub(super) pool: Arc<Pool>,
     pub(super) peers: Vec<Segment>,
     pub(super) gate: Arc<Gate>,
     pub(super) closes_at: Option<Nanos>,
@@ -210,6 +218,7 @@ impl World {
             steps: self.steps + self.cores.iter().map(|core| core.turns).sum::<u64>(),
             faults: book.faults,
             merged: book.merged,
+            asked: book.asked,
             futures: self.futures.len() as u64,
             violations: std::mem::take(&mut book.violations),
             trace: book.trace.take().unwrap_or_default(),
@@ -239,7 +248,11 @@ impl World {
             let region = unsafe { handle.register_foreign(range.start, range.end - range.start, "cpu:0") };
             region.expect("no other region is there")
         };
-        let regions = strips::regions().map(region).into();
+        let regions: Vec<Registered> = strips::regions().map(region).into();
+        let shop = Shop { engine, book: Arc::clone(&self.book) };
+        let store = Client::without_threads(&handle, self.program.engines[engine].workers, Box::new(shop));
+        store.register(&regions[0]).expect("the Store takes it");
+        let pool = Arc::clone(&store.inner.pool);
         let count = self.program.engines[engine].peers;
         let peers = (0..count).map(|peer| handle.open_here(&format!("peer{peer}"), false)).collect();
         let id = handle.id();
@@ -248,6 +261,8 @@ impl World {
             engine: Some(handle),
             regions,
             strips: Strips::default(),
+            store: Some(store),
+            pool,
             peers,
             gate,
             closes_at: None,
@@ -322,6 +337,7 @@ impl World {
         book.now = now;
         drop(book);
         due.iter().for_each(|waker| waker.wake());
+        self.end_shifts();
     }
 
     fn step(&mut self, step: &Step) {

@@ -69,9 +69,9 @@ impl Client {
     }
 
     /// Somebody else serves its pool, and ends it.
-    #[cfg(all(test, loom))]
-    pub(crate) fn without_threads(engine: &Engine, workers: u32, memory: &Memory) -> Client {
-        let mut inner = ClientInner::new(engine, "memory".to_owned(), workers, Box::new(memory.backend()));
+    #[cfg(test)]
+    pub(crate) fn without_threads(engine: &Engine, workers: u32, backend: Box<dyn Backend>) -> Client {
+        let mut inner = ClientInner::new(engine, "tests".to_owned(), workers, backend);
         inner.ended = true;
         Client { inner: Arc::new(inner) }
     }

@@ -81,7 +81,7 @@ impl Memory {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn backend(&self) -> impl Backend {
+    pub(crate) fn backend(&self) -> impl Backend {
         InMemory(self.clone())
     }
 }

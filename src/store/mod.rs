@@ -47,7 +47,7 @@
 //! result. A call that is made cannot be taken back: an entry that passes its limit, or is cancelled with `detach()`, has its
 //! result with `MORE`, and `NOTIF` when the call has returned.
 
-mod answer;
+pub(crate) mod answer;
 mod client;
 mod driver;
 mod memory;

@@ -224,6 +224,23 @@ impl Pool {
         }
     }
 
+    /// What a worker was given that it has not begun. For a simulation, which has one thread.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn started(&self, index: u32) -> Option<Vec<Arc<Request>>> {
+        let worker = &self.workers[index as usize];
+        let batch = worker.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = worker.full.load(Ordering::Relaxed);
+        given.then(|| batch.jobs.iter().map(|job| Arc::clone(&job.request)).collect())
+    }
+
+    /// A worker does what it was given. For the same.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn serve_once(&self, index: u32) {
+        if self.workers[index as usize].full.swap(false, Ordering::Relaxed) {
+            self.work(index, &mut Bench::default());
+        }
+    }
+
     /// Makes the calls of a worker's batch, and tells each one's answers when it has returned.
     fn work(&self, index: u32, bench: &mut Bench) {
         let mut batch = self.workers[index as usize].batch.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,9 @@ pub fn sim(seeds: u64, seed: Option<u64>) -> Result<ExitCode> {
     if let Some(seed) = seed {
         test.env("MOONRING_SEED", seed.to_string());
     }
-    report(test, &["seeds", "steps", "faults", "merged", "futures", "violations"], |report| report["violations"] == 0)
+    report(test, &["seeds", "steps", "faults", "merged", "futures", "store", "violations"], |report| {
+        report["violations"] == 0
+    })
 }
 
 /// Runs 1,000 peers and 1,000,000 entries through one core in virtual time.
