@@ -9,7 +9,7 @@ use crate::command;
 /// assertions, which are part of what the models check, and without features, which no model needs.
 pub fn cargo() -> Command {
     let mut cargo = command::cargo();
-    cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_INCREMENTAL", "1").args([
+    cargo.env("RUSTFLAGS", "--cfg loom").args([
         "test",
         "--release",
         "--package",
