@@ -1,7 +1,8 @@
 //! What must hold after every turn.
 
-use super::book::{Book, Record, Watch, lock};
+use super::book::{Book, lock};
 use super::program::{POLLED, PlanOp};
+use super::record::{Record, Watch};
 use super::world::World;
 use crate::fence::FenceStatus;
 use crate::transport::Nanos;

@@ -1,8 +1,9 @@
 //! The end of every program: everything is submitted, every fence is settled, everything that can end does, and the rings
 //! are closed.
 
-use super::book::{Mark, Truth, Watch, lock};
+use super::book::{Mark, lock};
 use super::program::{End, FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, TIMELINES, Waiting};
+use super::record::{Truth, Watch};
 use super::world::World;
 use crate::opcode::Cancel;
 use crate::transport::Nanos;
@@ -189,7 +190,7 @@ impl World {
     fn stuck_for_a_reason(&self) -> Vec<bool> {
         let book = lock(&self.book);
         let mut stuck = vec![false; book.records.len()];
-        let lost = |flight: &&super::book::Flight| match flight.end {
+        let lost = |flight: &&super::record::Flight| match flight.end {
             End::Lost => true,
             End::Never => flight.told == 0,
             _ => false,
@@ -274,7 +275,7 @@ impl World {
         let mut book = lock(&self.book);
         for (at, place) in self.rings.iter().enumerate() {
             let Some(ring) = &place.ring else { continue };
-            let vectored = |record: &super::book::Record| match &record.plan.op {
+            let vectored = |record: &super::record::Record| match &record.plan.op {
                 PlanOp::Transfer { vectored, .. } => *vectored,
                 _ => false,
             };

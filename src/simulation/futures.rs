@@ -4,8 +4,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::book::{Book, Desk, FutureBook, Mark, Page, Seen, lock};
+use super::book::{Book, Desk, Mark, lock};
 use super::program::Ask;
+use super::record::{FutureBook, Page, Seen};
 use super::world::{Bell, World};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::fence::Fence;

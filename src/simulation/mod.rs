@@ -17,6 +17,7 @@ mod futures;
 mod net;
 mod program;
 mod push;
+mod record;
 mod scale;
 mod shrink;
 mod store;

@@ -3,8 +3,9 @@
 use std::panic::resume_unwind;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::book::{Book, Desk, Flight, lock};
+use super::book::{Book, Desk, lock};
 use super::program::{Break, End, PolledEnd, Waiting};
+use super::record::Flight;
 use crate::code::{Stage, errno};
 use crate::fence::{FenceStatus, Polled};
 use crate::transport::{Busy, Caps, Driver, Event, Hint, Nanos, Op, PollerWaker, RawMemory, Transport, TransportError};

@@ -1,7 +1,8 @@
 //! Pushing a program's entries, and what a push may answer.
 
-use super::book::{Book, CancelBook, MESSAGE, Mark, Message, Record, Watch, lock};
+use super::book::{Book, CancelBook, MESSAGE, Mark, Message, lock};
 use super::program::{Feeds, Plan, PlanOp, Wait};
+use super::record::{Record, Watch};
 use super::store;
 use super::strips;
 use super::world::World;

@@ -4,9 +4,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::book::{Book, Desk, Record, lock};
+use super::book::{Book, Desk, lock};
 use super::net::injected;
 use super::program::{PlanOp, StoreEnd, StoreFate};
+use super::record::Record;
 use super::world::World;
 use crate::code::Stage;
 use crate::store::answer::{Answer, code};

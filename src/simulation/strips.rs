@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::book::{Place, REGION, STRIPS_AT};
+use super::book::{REGION, STRIPS_AT};
 use super::program::{Gap, Plan, PlanOp, STRIPS, Strip};
+use super::record::Place;
 use crate::Segment;
 use crate::engine::Remote;
 use crate::region::RegionInfo;

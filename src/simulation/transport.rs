@@ -1,8 +1,9 @@
 //! The book as the transport has it: what it is offered, takes and tells, and whether it should have been asked at all.
 
-use super::book::{Book, DriverBook, Flight, Offer, Truth};
+use super::book::{Book, DriverBook, Offer};
 use super::net;
 use super::program::{Break, End, EnginePlan, Fate, PlanOp, Waiting};
+use super::record::{Flight, Truth};
 use crate::core::BUDGET;
 use crate::entry::EntryFlags;
 use crate::transport::{Direction, Event, Nanos, Op, PollerWaker};

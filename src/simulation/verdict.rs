@@ -1,7 +1,8 @@
 //! Verdicts: whether a completion can be, by all that the book knows.
 
-use super::book::{Book, CancelBook, Flight, Mark, Record, Seen, Truth};
+use super::book::{Book, CancelBook, Mark};
 use super::program::PlanOp;
+use super::record::{Flight, Record, Seen, Truth};
 use crate::code::{Stage, errno};
 use crate::cqe::CqeFlags;
 use crate::entry::EntryFlags;

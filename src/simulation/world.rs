@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use super::book::{Book, CancelBook, Desk, KeyBook, Mark, RingBook, Timeline, Truth, lock, mark_of};
+use super::book::{Book, CancelBook, Desk, KeyBook, Mark, RingBook, Timeline, lock, mark_of};
 use super::futures::Live;
 use super::net::{Asked, Gate, Injected, Net};
 use super::program::{FenceEnd, HOSTS, POLLED, PlanOp, PolledEnd, Program, RingPlan, Step, TIMELINES, Whom};
+use super::record::Truth;
 use super::store::Shop;
 use super::strips::{self, Strips};
 use crate::core::{Closing, Core};
@@ -737,7 +738,7 @@ impl World {
     /// The timeouts that never end by themselves.
     pub(super) fn endless(&self) -> Vec<(usize, usize)> {
         let book = lock(&self.book);
-        let endless = |(uid, record): (usize, &super::book::Record)| {
+        let endless = |(uid, record): (usize, &super::record::Record)| {
             let ticks = matches!(record.plan.op, PlanOp::Timeout { repeats: Some(0), .. });
             (ticks && record.ended.is_none()).then_some((record.ring, uid))
         };
