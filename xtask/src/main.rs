@@ -88,8 +88,8 @@ enum Task {
     },
     /// Plant each bug of tests/planted in a copy of the tree and show which check catches it
     Planted {
-        /// A part of a patch's name; all patches without
-        name: Option<String>,
+        /// Parts of patches' names; all patches without
+        names: Vec<String>,
     },
 }
 
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
         Task::Sim { seeds, seed, .. } => sim::sim(seeds, seed),
         Task::Soak(options) => soak::soak(&options),
         Task::Memcheck { part } => memcheck::memcheck(part.as_deref()),
-        Task::Planted { name } => planted::planted(name.as_deref()),
+        Task::Planted { names } => planted::planted(&names),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
