@@ -471,13 +471,18 @@ impl Core {
             Some(ring) => ring.take_turns(),
             None => return false,
         }
+        // Where one Nop is there are others, and among transfers none.
+        let mut nops = true;
         while left > 0 {
             let Some(ring) = self.ring_mut(index) else { break };
-            left -= ring.pass_nops(left);
+            if nops {
+                left -= ring.pass_nops(left);
+            }
             if left == 0 {
                 break;
             }
             let Some(sqe) = ring.next_entry() else { break };
+            nops = sqe.op == Opcode::Nop;
             left -= 1;
             self.take_unit(index, sqe, Gather::Yes);
         }

@@ -52,9 +52,11 @@ impl Tally {
     /// An entry has its last completion, or has ended without one if it is `silent`.
     #[inline]
     pub(super) fn end(&mut self, entry: &Slot, silent: bool) {
-        end(&mut self.total, entry, silent);
+        let stage = Stage::from_bits(u32::from(entry.flags) << 16);
+        let outcome = Outcome::of(stage, entry.res, entry.notif);
+        end(&mut self.total, entry, stage, outcome, silent);
         if let Some(target) = entry.sqe.peer() {
-            end(self.peer(target), entry, silent);
+            end(self.peer(target), entry, stage, outcome, silent);
         }
     }
 
@@ -97,9 +99,7 @@ impl Tally {
 }
 
 #[inline]
-fn end(counts: &mut Counts, entry: &Slot, silent: bool) {
-    let stage = Stage::from_bits(u32::from(entry.flags) << 16);
-    let outcome = Outcome::of(stage, entry.res, entry.notif);
+fn end(counts: &mut Counts, entry: &Slot, stage: Stage, outcome: Outcome, silent: bool) {
     *counts.stages.of_mut(stage) += 1;
     counts.silent += u64::from(silent);
     match outcome {
