@@ -185,6 +185,33 @@ fn a_forked_childs_calls_are_errors_and_its_drops_do_nothing() {
     assert!(ring.close(LIMIT).finished);
 }
 
+/// Completions that were there at the fork are copies: a wait does not count them.
+#[test]
+fn a_forked_childs_waits_are_errors_whatever_was_ready() {
+    let mut ring = Ring::builder().build(4, &Engine::loopback()).unwrap();
+    ring.submission().push(Nop::new().build().user_data(7)).unwrap();
+    ring.submit().unwrap();
+    assert_eq!(ring.wait(1), Ok(1));
+    match fork() {
+        Fork::Child(to) => end(
+            to,
+            (move || {
+                expect("wait", ring.wait(1), Err(WaitError::Forked))?;
+                expect("wait for none", ring.wait(0), Err(WaitError::Forked))?;
+                expect("wait_timeout", ring.wait_timeout(1, FOR_EVER), Err(WaitError::Forked))?;
+                expect("submit_and_wait", ring.submit_and_wait(1), Err(WaitError::Forked))?;
+                let mut context = Context::from_waker(Waker::noop());
+                let next = pin!(ring.next()).as_mut().poll(&mut context).map(|next| next.map(drop));
+                expect("next", next, Poll::Ready(Err(WaitError::Forked)))?;
+                let copies: Vec<u64> = ring.completion().map(|cqe| cqe.user_data()).collect();
+                expect("completions", copies, vec![7])
+            })(),
+        ),
+        Fork::Parent(child, from) => check(child, from),
+    }
+    assert_eq!(reap_exactly(&mut ring, 1)[0].user_data(), 7);
+}
+
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

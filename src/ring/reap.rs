@@ -152,7 +152,7 @@ impl Reaper {
     pub(super) fn wait(&mut self, count: usize, limit: Option<Duration>, held_back: usize) -> Result<usize, WaitError> {
         // First at the one word that a completion moves. To look at the others would take them off the core, which writes them
         // beside it.
-        if !self.threads_here && limit.is_none_or(|limit| limit > SPIN) {
+        if !self.threads_here && limit.is_none_or(|limit| limit > SPIN) && self.shared.is_here() {
             for _ in 0..LOOKS {
                 let ready = self.cq.ready();
                 if ready >= count {
@@ -207,7 +207,10 @@ impl Reaper {
 
     fn poll_next(&mut self, context: &mut Context<'_>, held_back: usize) -> Poll<Result<Cqe, WaitError>> {
         loop {
-            if let Some(cqe) = self.cq.next() {
+            // What a forked child has are copies.
+            if self.shared.is_here()
+                && let Some(cqe) = self.cq.next()
+            {
                 self.release();
                 return Poll::Ready(Ok(cqe));
             }
