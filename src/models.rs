@@ -995,14 +995,16 @@ fn a_prefix_shows_what_was_done() {
     });
 }
 
+#[derive(Debug)]
+struct Silent;
+
+impl fence::Mirror for Silent {
+    fn moved(&self, _: u64) {}
+}
+
 /// A value expires whose entry is on its way still: its place is not given to another.
 #[test]
 fn an_expired_value_keeps_its_place() {
-    #[derive(Debug)]
-    struct Silent;
-    impl fence::Mirror for Silent {
-        fn moved(&self, _: u64) {}
-    }
     check(3, || {
         let progress = fence::mirrored(1, Some(StdArc::new(Silent)));
         let late = progress.cell.reserve().unwrap().1;
@@ -1015,6 +1017,62 @@ fn an_expired_value_keeps_its_place() {
         assert_eq!(late.expiring().map(|(_, expired)| expired), Some(true));
         drop(late);
         assert_eq!(progress.cell.reserve().map(|(value, _)| value), Some(2));
+    });
+}
+
+/// Two values expire, one of which ends by itself at that moment: a core that notices it before the other's entry is late has
+/// something to notice again.
+#[test]
+fn an_expiry_is_noticed_again() {
+    check(3, || {
+        let progress = fence::mirrored(2, Some(StdArc::new(Silent)));
+        let [ends, late] = [1, 2].map(|_| progress.cell.reserve().unwrap().1);
+        let core = {
+            let cell = StdArc::clone(&progress.cell);
+            // As `Gate::step_timelines` and `Core::end_expired`.
+            thread::spawn(move || (cell.expiries(), late.expiring().is_some_and(|(_, expired)| expired)))
+        };
+        let other = thread::spawn(move || ends.tell(None));
+        progress.cell.expire(2, 62);
+        let (noticed, found) = core.join().unwrap();
+        assert!(found || noticed < progress.cell.expiries());
+        other.join().unwrap();
+    });
+}
+
+/// A core has just heard of another step when a value expires: whatever it sees of that then, it finds that the value's
+/// entry is late.
+#[test]
+fn a_late_entry_is_found() {
+    check(3, || {
+        let progress = fence::mirrored(1, Some(StdArc::new(Silent)));
+        let late = progress.cell.reserve().unwrap().1;
+        let doorbell = StdArc::new(Doorbell::new());
+        let inbox = Inbox::new(StdArc::clone(&doorbell));
+        assert!(progress.cell.registrations.add(&Node::new(Arc::clone(&inbox), NodeKey::Timeline(0))));
+        let core = {
+            let (cell, doorbell) = (StdArc::clone(&progress.cell), StdArc::clone(&doorbell));
+            thread::spawn(move || {
+                // As `Gate::step_timelines` and `Core::end_expired`.
+                let (mut step, mut noticed) = (true, 0);
+                loop {
+                    let expiries = if std::mem::take(&mut step) { cell.expiries() } else { 0 };
+                    if noticed < expiries {
+                        noticed = expiries;
+                        if late.expiring().is_some_and(|(_, expired)| expired) {
+                            break;
+                        }
+                    }
+                    inbox.take_fired(|_| step = true);
+                    if !step {
+                        doorbell.park(0, None, || inbox.has_fired());
+                    }
+                }
+                inbox.close();
+            })
+        };
+        progress.cell.expire(1, 62);
+        core.join().unwrap();
     });
 }
 

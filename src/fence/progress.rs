@@ -67,6 +67,10 @@ impl TimelineCell {
             end_place(self.place(at), at, Some(errno));
         }
         self.advance();
+        // Once more, behind the word: a core that noticed the first count may have looked for late entries before the word was
+        // past them. Release: who notices this one finds it there.
+        self.expiries.fetch_add(1, Ordering::Release);
+        self.registrations.fire_all();
     }
 
     /// The same, and the entries go on: only nobody waits for them any more.
@@ -82,9 +86,9 @@ impl TimelineCell {
         !self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// How often values have expired. A core that hears of a step has those before it.
+    /// Counts whenever values expire. A core that finds it larger than before looks for entries that are late.
     pub(crate) fn expiries(&self) -> u64 {
-        self.expiries.load(Ordering::Relaxed)
+        self.expiries.load(Ordering::Acquire)
     }
 
     /// Moves the word as far as everything has ended.

@@ -20,7 +20,8 @@ pub(crate) struct TimelineCell {
     pub(super) window: Box<[Arc<FenceInner>]>,
     /// The last value that an entry has reserved.
     pub(super) reserved: AtomicU64,
-    /// How often values were failed because their time was up, whose entries are still on their way.
+    /// Counts whenever values are failed because their time is up, whose entries are still on their way: before the word goes past
+    /// them, and after.
     pub(super) expiries: AtomicU64,
     /// Those entries go on: nobody waits for them any more.
     pub(super) abandoned: AtomicBool,
