@@ -112,6 +112,11 @@ impl<T: Leftover> Producer<T> {
         (self.tail - self.published) as usize
     }
 
+    /// What is written and not yet published, in its places.
+    pub(crate) fn written(&self) -> impl Iterator<Item = &T> {
+        (self.published..self.tail).map(|position| see_place(self.shared.place(position)))
+    }
+
     /// The position after the last published entry.
     #[inline]
     pub(crate) fn published(&self) -> u64 {
@@ -274,7 +279,7 @@ fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
 #[cfg(not(loom))]
 #[inline]
 fn see_place<T>(place: &UnsafeCell<MaybeUninit<T>>) -> &T {
-    // SAFETY: as for `read_place`; the consumer, which the reference borrows, releases the place first.
+    // SAFETY: as for `read_place`; the reference borrows the side that has the place, which publishes or releases it first.
     unsafe { (*place.get()).assume_init_ref() }
 }
 

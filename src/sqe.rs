@@ -13,6 +13,7 @@ use crate::region::RegionInner;
 use crate::ring::future::Route;
 use crate::ring::message::Mailbox;
 use crate::ring::parts::{PartList, PartLists};
+use crate::ring::shared::Shared;
 use crate::spsc::Leftover;
 use crate::store::request::Request;
 
@@ -284,6 +285,12 @@ impl Sqe {
         let target = std::mem::replace(&mut self.region, ptr::null()).cast::<Mailbox>();
         // SAFETY: a message's non-null pointer came from `set_mailbox` and owns a count, which goes to the caller.
         (!target.is_null()).then(|| unsafe { Arc::from_raw(target) })
+    }
+
+    /// True for a message whose target is this ring.
+    pub(crate) fn is_message_to(&self, ring: &Arc<Shared>) -> bool {
+        // SAFETY: a message's non-null pointer came from `set_mailbox`, and the one copy of the entry that counts owns the count.
+        self.op == Opcode::MsgRing && unsafe { self.region.cast::<Mailbox>().as_ref() }.is_some_and(|to| to.is_of(ring))
     }
 
     /// Gives an entry for a Store its request, with the uses of its regions begun.

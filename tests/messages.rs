@@ -172,3 +172,15 @@ fn a_ring_waits_while_somebody_may_send() {
     assert_eq!(receiver.wait_timeout(1, LIMIT), Err(WaitError::NothingOutstanding));
     other.join().unwrap();
 }
+
+/// It would never end: what is not submitted sends nothing, to the own ring either.
+#[test]
+fn a_message_to_its_own_ring_that_is_not_submitted_is_not_waited_for() {
+    let mut ring = ring(4);
+    let own = ring.messages();
+    ring.submission().push(message(&own, 1, 0)).unwrap();
+    drop(own);
+    assert_eq!(ring.wait_timeout(1, Duration::from_millis(200)), Err(WaitError::NothingOutstanding));
+    assert_eq!(ring.submit(), Ok(1));
+    assert_eq!(reap_exactly(&mut ring, 2).len(), 2);
+}

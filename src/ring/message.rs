@@ -28,6 +28,11 @@ impl Mailbox {
         self.shared.capacity as u32
     }
 
+    /// True if messages go to this ring.
+    pub(crate) fn is_of(&self, ring: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, ring)
+    }
+
     /// Posts a completion there, with the unit that was taken for it.
     pub(crate) fn send(&self, user_data: u64, res: i32) {
         self.controls.send(Control::Message { ring: self.ring, user_data, res });

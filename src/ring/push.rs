@@ -590,7 +590,8 @@ impl Pusher {
     pub(super) fn held_back(&self) -> usize {
         match self.units {
             Units::Own { .. } => 0,
-            Units::Shared => self.unpublished(),
+            // A message to this ring has taken one for each of its ends.
+            Units::Shared => self.sq.written().map(|sqe| 1 + usize::from(sqe.is_message_to(&self.shared))).sum(),
         }
     }
 
