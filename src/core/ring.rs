@@ -66,7 +66,7 @@ pub(super) struct RingState {
     /// Its peers, by their [`place`](crate::ring::share::place).
     pub(super) peers: Vec<u32>,
     closing: Option<(Arc<Closing>, Nanos)>,
-    /// Something has happened to it that the next step of closing is for: an entry has ended for good.
+    /// Something has happened to it that the next step of closing is for: an entry has ended for good, or a lane has come.
     stirred: bool,
     /// Its engine is being ended, with operations in flight.
     ending: Option<Arc<Ending>>,
@@ -224,6 +224,8 @@ impl RingState {
             self.lanes.resize_with(at + 1, || None);
         }
         self.lanes[at] = Some(Lane { entries, retired: false });
+        // The word of what is in it may be taken already.
+        self.stirred = true;
     }
 
     pub(super) fn retire_lane(&mut self, lane: u32) {

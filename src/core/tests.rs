@@ -171,6 +171,36 @@ fn a_timeout_that_is_always_due_delays_no_other() {
     setup.close();
 }
 
+/// A submitter's entries that are there before its lane, which so many controls hold up: they end as soon as it has come.
+#[test]
+fn what_comes_to_a_closing_ring_before_its_lane_ends_with_it() {
+    let delay = Duration::from_secs(2)..Duration::from_secs(3);
+    let mut setup = Setup::new(8, Sim::new(1).delay(delay));
+    let entry = setup.read();
+    setup.push(entry);
+    setup.core.turn(1);
+    let closing = Closing::new(Duration::from_secs(1), false);
+    setup.ring.controls().send(Control::Close { ring: 0, closing: Arc::clone(&closing) });
+    let mut submitters: Vec<_> = (0..BUDGET).map(|_| setup.ring.submitter()).collect();
+    let last = submitters.last_mut().unwrap();
+    let end = last.push_fenced(opcode::Nop::new().build()).unwrap();
+    last.submit().unwrap();
+    setup.core.turn(2);
+    assert_eq!(end.status(), FenceStatus::Pending);
+    setup.core.turn(3);
+    setup.core.turn(4);
+    assert!(matches!(end.status(), FenceStatus::Failed(_)), "{:?}", end.status());
+    assert!(!closing.wait(Duration::ZERO), "the transport has the Read still");
+    // Dropped it closes once more, and somebody has to say that it is closed.
+    let Setup { mut core, ring, .. } = setup;
+    let closer = std::thread::spawn(move || drop((submitters, ring)));
+    while !closer.is_finished() {
+        core.turn(1 << 40);
+        std::thread::yield_now();
+    }
+    assert!(closing.wait(Duration::ZERO));
+}
+
 /// What a core keeps when rings come and go.
 mod places {
     use std::time::Duration;
