@@ -227,7 +227,7 @@ impl Core {
         let mut any = false;
         let mut settled = false;
         let (mut at_gate, mut with_transport) = (0, 0);
-        for _ in 0..BUDGET {
+        for _ in 0..BUDGET / 2 {
             let Some((_, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
             let limited = match self.slots[slot].state {

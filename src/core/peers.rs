@@ -204,6 +204,10 @@ impl Core {
     /// Offers each waiting peer's next batch to its driver.
     pub(super) fn issue(&mut self) -> bool {
         let mut any = false;
+        if !self.ready_peers.is_empty() {
+            // A transport may take its time.
+            self.rings.iter_mut().flatten().for_each(RingState::publish_posted);
+        }
         for _ in 0..self.ready_peers.len() {
             let Some(index) = self.ready_peers.pop_front() else { break };
             if !self.driver_has_room(index) {

@@ -482,6 +482,13 @@ impl RingState {
         }
     }
 
+    /// The same, if something was posted that nobody sees yet.
+    pub(super) fn publish_posted(&mut self) {
+        if self.cq.unpublished() > 0 {
+            self.publish();
+        }
+    }
+
     pub(super) fn wait_for_room(&mut self, slots: &mut Slots, slot: u32) {
         self.waiting.push_back(slots, slot);
         // The barrier that pairs with the reaper's is the doorbell's, before the last look: either the reaper sees the flag, or that

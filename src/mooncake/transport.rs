@@ -24,8 +24,9 @@ use crate::transport::{Busy, Caps, Driver, PollerWaker, RawMemory, Transport, Tr
 const IN_FLIGHT: u32 = 256;
 /// Most operations in one submit: results are tracked in one `u128` per batch.
 pub(super) const MAX_BATCH: u32 = u128::BITS;
-/// Most bytes in one request that stands for several entries.
-const MAX_MERGED: u32 = 1 << 20;
+/// Most bytes in one request that stands for several entries. Mooncake's TCP moves 16 MiB in requests of 128 or 256 KiB in 10 to 11 ms,
+/// of 512 KiB or 1 MiB in 17 to 20 (measured on 2 cores, 0.3.13.post1).
+const MAX_MERGED: u32 = 256 << 10;
 /// How long the end of an engine is waited for. [M: 0.25 to 1 s, transfers to a stopped peer or not]
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// How long a zero-length request may take, which does not use the network.
