@@ -302,18 +302,21 @@ impl RingState {
 
     /// Of the present word, or of the next; `None` if there is none, or its lane has not come.
     fn pass_of_lane(&mut self, most: usize) -> Option<usize> {
-        if self.lanes.is_empty() {
-            return None;
-        }
-        let word = match self.current {
-            Some(word) => word,
-            None => *self.current.insert(self.shared.published.pop()?),
-        };
+        let word = self.word()?;
         let RingState { lanes, cq, .. } = self;
         let lane = lanes.get_mut(word.lane as usize)?.as_mut()?;
         let count = pass(&mut lane.entries, cq, most.min(word.count as usize));
         self.leave_word(word, count as u32);
         Some(count)
+    }
+
+    /// The word whose entries are taken now: the present one, or the next.
+    fn word(&mut self) -> Option<LaneWord> {
+        // Without a lane there is no word to look for. One whose lane was not brought yet is found by the next turn.
+        if self.current.is_none() && !self.lanes.is_empty() {
+            self.current = self.shared.published.pop();
+        }
+        self.current
     }
 
     /// So many entries of a word are taken.
@@ -358,21 +361,10 @@ impl RingState {
     }
 
     pub(super) fn next_of_lanes(&mut self) -> Option<Sqe> {
-        // Without a lane there is no word to look for. A word whose lane was not brought yet is found by the next turn.
-        if self.lanes.is_empty() {
-            return None;
-        }
+        let word = self.word()?;
         self.from_lane = true;
-        let word = match self.current {
-            Some(word) => word,
-            None => self.shared.published.pop()?,
-        };
-        let place = self.lanes.get_mut(word.lane as usize);
-        let Some(Some(lane)) = place else {
-            // The control that brings the lane was sent before the word, and will be found by the next turn.
-            self.current = Some(word);
-            return None;
-        };
+        // If it is not there, the control that brings it was sent before the word, and will be found by the next turn.
+        let lane = self.lanes.get_mut(word.lane as usize)?.as_mut()?;
         let sqe = lane.entries.next().expect("a word is pushed after the entries that it counts");
         self.tally.take(&sqe);
         self.leave_word(word, 1);

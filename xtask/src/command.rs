@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -46,6 +46,15 @@ pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::project_root());
     command
+}
+
+/// The same command for at most so many seconds, in the folder `at`; more arguments can follow. coreutils' timeout ends what it has
+/// started with it.
+pub fn within(seconds: u64, command: &Command, at: &Path) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.arg(seconds.to_string()).arg(command.get_program()).args(command.get_args()).current_dir(at);
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited
 }
 
 /// Where cargo puts what it builds.

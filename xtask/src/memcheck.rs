@@ -18,7 +18,7 @@ use crate::test;
 use crate::{command, project_root, setup};
 
 /// Seconds. No part takes nearly as long; one that does hangs.
-const LIMIT: &str = "1800";
+const LIMIT: u64 = 1800;
 
 /// Some test programs, and the tool that watches them.
 #[derive(Debug)]
@@ -151,9 +151,8 @@ impl Part {
     fn run(&self, folder: &Path) -> Result<Run> {
         let (cargo, program) = self.cargo(Some(folder))?;
         let run = |tests: Vec<String>, progress: &mut Progress| {
-            let mut run = Command::new("timeout");
-            run.arg(LIMIT).arg(cargo.get_program()).args(cargo.get_args()).args(["--no-fail-fast", "--"]).args(tests);
-            run.current_dir(project_root()).envs(cargo.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            let mut run = command::within(LIMIT, &cargo, project_root());
+            run.args(["--no-fail-fast", "--"]).args(tests);
             eprintln!("{}: `{}`", self.name, command::shown(&run));
             test::count(&mut run, progress)
         };

@@ -235,14 +235,10 @@ impl Copy {
             std::io::stderr().write_all(&built.stderr)?;
             return Ok(Outcome::NotBuilt);
         }
-        let (mut cargo, program) = command()?;
-        // coreutils' timeout ends cargo and the test program with it.
-        let mut run = Command::new("timeout");
-        run.arg(limit.as_secs().to_string()).arg(cargo.get_program()).args(cargo.get_args()).arg("--").args(program);
-        run.current_dir(&self.tree).envs(cargo.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        cargo = run;
-        let output =
-            cargo.stdin(Stdio::null()).output().context("could not start `timeout`, which coreutils brings")?;
+        let (cargo, program) = command()?;
+        let mut run = command::within(limit.as_secs(), &cargo, &self.tree);
+        run.arg("--").args(program);
+        let output = run.stdin(Stdio::null()).output().context("could not start `timeout`, which coreutils brings")?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             ensure!(
