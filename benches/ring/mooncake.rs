@@ -77,7 +77,8 @@ impl Direct {
     }
 
     /// All of `ranges` as one batch, waiting for the ends in turn by `relax`.
-    fn batch(&self, opcode: i32, ranges: &[Range], relax: fn()) {
+    fn batch(&self, write: bool, ranges: &[Range], relax: fn()) {
+        let opcode = if write { OPCODE_WRITE } else { OPCODE_READ };
         let request = |range: &Range| TransferRequest {
             opcode,
             // SAFETY: ranges lie inside the memory.
@@ -155,11 +156,19 @@ pub fn measure(settings: &mut Settings) {
     let ring = Ring::builder().build(NEIGHBOURS as u32, &engine).unwrap();
     let mut through = Through { ring, ours, peer, remote };
 
-    for (id, len, blocks) in [("te_4k", PAGE, 4), ("te_64k", 64 * KIB, 2), ("te_1m", 1024 * KIB, 1)] {
+    for (id, len, blocks) in [("te_4k", PAGE, 8), ("te_64k", 64 * KIB, 4), ("te_1m", 1024 * KIB, 1)] {
         throughput(settings, id, &direct, &mut through, &ranges(BATCH, len, GAP), blocks);
     }
     neighbours(settings, &direct, &mut through);
     latency(settings, &direct, &mut through);
+}
+
+/// The ring, `None`, and the loops, in an order that is another in each round: none of them always follows the same one, whose
+/// threads lie where they were left.
+fn turns(round: usize) -> [Option<usize>; 3] {
+    let mut turns = [None, Some(0), Some(1)];
+    turns.rotate_left(round % 3);
+    turns
 }
 
 /// Seconds that `run` takes.
@@ -188,26 +197,23 @@ fn throughput(
 ) {
     let bytes = (2 * blocks * ranges.iter().map(|range| range.len).sum::<usize>()) as f64;
     let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
-    for round in 0..=settings.rounds(25, 7) {
+    for round in 0..=settings.rounds(60, 12) {
         out::say("probe", serde_json::json!(machine::probe()));
-        let time = seconds(|| {
-            for _ in 0..blocks {
-                through.batch(false, ranges);
-                through.batch(true, ranges);
-            }
-        });
-        let times = LOOPS.map(|(_, relax)| {
-            seconds(|| {
+        for subject in turns(round) {
+            let time = seconds(|| {
                 for _ in 0..blocks {
-                    direct.batch(OPCODE_READ, ranges, relax);
-                    direct.batch(OPCODE_WRITE, ranges, relax);
+                    for write in [false, true] {
+                        match subject {
+                            None => through.batch(write, ranges),
+                            Some(at) => direct.batch(write, ranges, LOOPS[at].1),
+                        }
+                    }
                 }
-            })
-        });
-        // The first round warmed everything up.
-        if round > 0 {
-            ours.push(bytes / time / 1e9);
-            loops.iter_mut().zip(times).for_each(|(rates, time)| rates.push(bytes / time / 1e9));
+            });
+            // The first round warmed everything up.
+            if round > 0 {
+                subject.map_or(&mut ours, |at| &mut loops[at]).push(bytes / time / 1e9);
+            }
         }
     }
     against_loops(id, &mut ours, &mut loops, "GB/s", true);
@@ -218,13 +224,20 @@ fn neighbours(settings: &mut Settings, direct: &Direct, through: &mut Through) {
     let ranges = ranges(NEIGHBOURS, PAGE, 0);
     let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
     for round in 0..=settings.rounds(9, 3) {
-        let time = seconds(|| through.batch(true, &ranges));
-        let times = LOOPS.map(|(_, relax)| {
-            seconds(|| ranges.chunks(BATCH).for_each(|ranges| direct.batch(OPCODE_WRITE, ranges, relax)))
-        });
-        if round > 0 {
-            ours.push(time * 1e6);
-            loops.iter_mut().zip(times).for_each(|(all, time)| all.push(time * 1e6));
+        for subject in turns(round) {
+            // Spans of about the same length.
+            let times = if subject.is_none() { 8 } else { 1 };
+            let time = seconds(|| {
+                for _ in 0..times {
+                    match subject {
+                        None => through.batch(true, &ranges),
+                        Some(at) => ranges.chunks(BATCH).for_each(|ranges| direct.batch(true, ranges, LOOPS[at].1)),
+                    }
+                }
+            });
+            if round > 0 {
+                subject.map_or(&mut ours, |at| &mut loops[at]).push(time * 1e6 / f64::from(times));
+            }
         }
     }
     against_loops("te_merge_4096", &mut ours, &mut loops, "us", false);
@@ -251,9 +264,11 @@ fn latency(settings: &mut Settings, direct: &Direct, through: &mut Through) {
             // The first round warmed everything up.
             [&mut ours].into_iter().chain(&mut loops).chain(&mut pythons).for_each(Vec::clear);
         }
-        block(&mut ours, &mut || through.batch(true, &one));
-        for ((_, relax), times) in LOOPS.iter().zip(&mut loops) {
-            block(times, &mut || direct.batch(OPCODE_WRITE, &one, *relax));
+        for subject in turns(round) {
+            match subject {
+                None => block(&mut ours, &mut || through.batch(true, &one)),
+                Some(at) => block(&mut loops[at], &mut || direct.batch(true, &one, LOOPS[at].1)),
+            }
         }
         if let Ok(python) = &mut python {
             for (how, times) in ["sync", "thread"].into_iter().zip(&mut pythons) {

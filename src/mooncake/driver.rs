@@ -21,8 +21,14 @@ use crate::transport::{Direction, Driver, Event, Hint, Nanos, Op, Token};
 const SMALL: u32 = 64 << 10;
 /// How long after its last news a batch is asked about in every turn.
 const EAGER: Nanos = 100_000;
-/// The longest time between two looks at a batch.
+/// The longest time between two looks at a batch, unless it has said nothing for so long that a hundredth of that is longer.
 const RARELY: Nanos = 5_000_000;
+/// The longest of all.
+const RAREST: Nanos = 50_000_000;
+/// A look ends after so many tasks that still run, because those behind them most often do too.
+const RUNNING: u32 = 8;
+/// So long after a look at all tasks of a batch the next one is at all of them.
+const WHOLE: Nanos = 50_000;
 /// The shortest time between two looks at a copy to a GPU: the driver takes locks that the application's launches want.
 const COPY_PAUSE: Nanos = 5_000;
 /// A look that is due sooner is yielded for: a sleep would overshoot it.
@@ -60,6 +66,8 @@ struct Batch {
     told: u128,
     /// When a task ended last, or the batch began.
     news: Nanos,
+    /// When all that ran were asked about last, or the batch began.
+    whole: Nanos,
 }
 
 #[derive(Debug)]
@@ -175,7 +183,7 @@ impl MooncakeDriver {
                 batch.peer = Some(Arc::clone(peer));
                 batch.running = u128::MAX >> (u128::BITS as usize - count);
                 batch.told = 0;
-                batch.news = now;
+                (batch.news, batch.whole) = (now, now);
                 self.due.push(Reverse((now + 1, place)));
             }
             Err(refused) => {
@@ -192,14 +200,22 @@ impl MooncakeDriver {
         }
     }
 
-    /// Asks about every running task of a batch and frees it after the last. How long to wait before the next look, or
-    /// `None` if there is none.
-    fn look(&mut self, live: &Live<'_>, place: u32, now: Nanos, out: &mut Vec<Event>) -> Option<Nanos> {
+    /// Asks about the running tasks of a batch, unless `whole` often about the first few of them only; or frees it if there are
+    /// none. How long to wait before the next look, or `None` if there is none.
+    fn look(&mut self, live: &Live<'_>, place: u32, whole: bool, now: Nanos, out: &mut Vec<Event>) -> Option<Nanos> {
         let batch = &mut self.batches[place as usize];
+        if batch.running == 0 {
+            let news = batch.news;
+            return (!self.free(live, place)).then(|| pause(now - news));
+        }
+        let whole = whole || now - batch.whole >= WHOLE;
+        if whole {
+            batch.whole = now;
+        }
         let mut left = batch.running;
-        let mut ended = 0;
+        let (mut ended, mut running) = (0, 0);
         let (mut copied, mut copies) = (0_u128, Look::default());
-        while left != 0 {
+        while left != 0 && (whole || running < RUNNING) {
             let task = left.trailing_zeros();
             let bit = 1 << task;
             left ^= bit;
@@ -211,7 +227,7 @@ impl MooncakeDriver {
                 _ => ask(&self.shared, live, batch.id, task as usize, *len),
             };
             match landed(word, copy, &mut copies) {
-                Word::Running => {}
+                Word::Running => running += 1,
                 Word::Copied => copied |= bit,
                 Word::Ended { res, detail } => {
                     out.push(match batch.told & bit {
@@ -243,10 +259,8 @@ impl MooncakeDriver {
                 peer.give_places_back(ended as u32);
             }
         }
-        if batch.running == 0 && self.free(live, place) {
-            return None;
-        }
-        Some(pause(now - self.batches[place as usize].news).max(pause_least))
+        // After its last end a batch is freed at the next look: first those who wait hear of it.
+        Some(pause(now - batch.news).max(pause_least))
     }
 
     /// True if the batch is done with.
@@ -268,7 +282,7 @@ impl MooncakeDriver {
 
 /// How long to leave a batch alone that had its last news so long ago.
 fn pause(age: Nanos) -> Nanos {
-    if age < EAGER { 1 } else { (age / 16).min(RARELY) }
+    if age < EAGER { 1 } else { (age / 16).min(RARELY.max(age / 100)).min(RAREST) }
 }
 
 /// A task has not ended before its bytes are where they are to go.
@@ -378,7 +392,7 @@ impl Driver for MooncakeDriver {
                 return Hint::Now;
             }
             self.due.pop();
-            if let Some(pause) = self.look(&live, place, now, out) {
+            if let Some(pause) = self.look(&live, place, false, now, out) {
                 self.due.push(Reverse((now + pause, place)));
             }
         }
@@ -390,7 +404,7 @@ impl Driver for MooncakeDriver {
         let Some(live) = shared.live() else { return };
         let mut again = BinaryHeap::with_capacity(self.due.len());
         for Reverse((due, place)) in std::mem::take(&mut self.due) {
-            if let Some(pause) = self.look(&live, place, now, out) {
+            if let Some(pause) = self.look(&live, place, true, now, out) {
                 // Whoever looks more often than is due does not move what is due.
                 again.push(Reverse((due.max(now).min(now + pause), place)));
             }

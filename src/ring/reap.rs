@@ -24,6 +24,9 @@ const LOOKS: u32 = if cfg!(loom) { 0 } else { 32 };
 const SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 /// Then it yields, and after this it sleeps.
 const AWAKE: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
+/// Who waits for more than twice as many is woken so many before the last, and is awake again when that comes. Where the
+/// transport's threads want the core, it is not awake before that.
+const AHEAD: usize = 4;
 
 /// Why no completion is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -161,8 +164,9 @@ impl Reaper {
                 std::hint::spin_loop();
             }
         }
-        let start = Instant::now();
+        let mut start = Instant::now();
         let deadline = limit.and_then(|limit| start.checked_add(limit));
+        let mut woken_ahead = false;
         loop {
             let want = match self.look(count, held_back) {
                 Look::Ready(ready) => return Ok(ready),
@@ -175,15 +179,22 @@ impl Reaper {
                 return if ready > 0 { Ok(ready) } else { Err(WaitError::TimedOut) };
             }
             let waited = now - start;
-            if waited < SPIN && !self.threads_here {
-                std::hint::spin_loop();
-            } else if waited < AWAKE {
-                yield_now();
-            } else {
-                let position = self.cq.position() + want as u64;
-                // Before the doorbell's barrier, which the core has too before it reads this.
-                self.shared.held_back.store(held_back, Ordering::Relaxed);
-                self.shared.reaper.park(position, deadline, || !matches!(self.look(count, held_back), Look::Wait(_)));
+            let ahead = !woken_ahead && want > self.cq.ready() + 2 * AHEAD;
+            if waited < AWAKE && !(self.threads_here && ahead) {
+                if waited < SPIN && !self.threads_here {
+                    std::hint::spin_loop();
+                } else {
+                    yield_now();
+                }
+                continue;
+            }
+            let until = if ahead { want - AHEAD } else { want };
+            let is_over = || self.cq.ready() >= until || !matches!(self.look(count, held_back), Look::Wait(_));
+            // Before the doorbell's barrier, which the core has too before it reads this.
+            self.shared.held_back.store(held_back, Ordering::Relaxed);
+            self.shared.reaper.park(self.cq.position() + until as u64, deadline, is_over);
+            if ahead {
+                (woken_ahead, start) = (true, Instant::now());
             }
         }
     }

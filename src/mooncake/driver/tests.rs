@@ -146,14 +146,16 @@ pub(super) enum Said {
 }
 
 /// Long enough for any look to be due.
-pub(super) const LATER: Nanos = RARELY + 1;
+pub(super) const LATER: Nanos = RAREST + 1;
 
 #[test]
 fn a_silent_batch_is_asked_ever_more_rarely() {
     assert_eq!(pause(0), 1);
     assert_eq!(pause(EAGER - 1), 1);
     assert_eq!(pause(16_000_000), 1_000_000);
-    assert_eq!(pause(3_600_000_000_000), RARELY);
+    assert_eq!(pause(300_000_000), RARELY);
+    assert_eq!(pause(1_000_000_000), 10_000_000);
+    assert_eq!(pause(3_600_000_000_000), RAREST);
 }
 
 #[test]
@@ -185,6 +187,7 @@ fn each_end_of_a_task_has_its_own_result() {
         it.after(LATER);
         let is_quiet = matches!(expected, Said::Result(.., true));
         assert_eq!(it.reported(), [(op, expected)]);
+        it.after(1);
         assert_eq!(it.batches(), c_long::from(!is_quiet));
         assert_eq!(it.driver.in_flight() > 0, !is_quiet);
         if !is_quiet {
@@ -194,6 +197,7 @@ fn each_end_of_a_task_has_its_own_result() {
             it.answer(op, 0, STATUS_FAILED, 0, 0);
             it.after(LATER);
             assert_eq!(it.reported(), [(op, Said::Quiet(6))]);
+            it.after(1);
             assert_eq!(it.batches(), 0);
             assert_eq!(it.driver.in_flight(), 0);
         }
@@ -211,7 +215,34 @@ fn ends_are_seen_in_whatever_order_they_come() {
         it.after(LATER);
         assert_eq!(it.reported(), [(first + at, Said::Result(100, Stage::Transfer, 4, true))]);
     }
-    assert_eq!(it.batches(), 0);
+    assert_eq!(it.batches(), 1, "it is freed after those who wait have heard of its last end");
+    it.after(1);
+    assert_eq!((it.batches(), it.driver.in_flight()), (0, 0));
+}
+
+#[test]
+fn most_looks_are_at_the_first_tasks() {
+    let mut it = Scripted::new();
+    let (first, _) = it.submit(&[100; 128]);
+    let mut asked = it.count(2);
+    let mut calls = |it: &Scripted| it.count(2) - std::mem::replace(&mut asked, it.count(2));
+    it.after(1);
+    assert_eq!(calls(&it), c_long::from(RUNNING));
+    // Those that have ended are not counted among those that run.
+    (0..20).for_each(|at| it.completes(first + at, 100));
+    it.completes(first + 127, 100);
+    it.after(1);
+    assert_eq!(it.reported().len(), 20);
+    assert_eq!(calls(&it), 2 * 20 + c_long::from(RUNNING));
+    it.after(WHOLE - 2);
+    assert_eq!(it.reported(), [(first + 127, Said::Result(100, Stage::Transfer, 4, true))]);
+    assert_eq!(calls(&it), 108 + 1);
+    it.after(1);
+    assert_eq!(calls(&it), c_long::from(RUNNING));
+    // Who ends an operation early knows of every end.
+    it.completes(first + 126, 100);
+    it.driver.settle(it.now, &mut it.events);
+    assert_eq!(it.reported(), [(first + 126, Said::Result(100, Stage::Transfer, 4, true))]);
 }
 
 #[test]
@@ -223,6 +254,7 @@ fn a_small_operation_does_not_share_a_batch_with_a_large_one() {
     it.completes(first + 2, 1);
     it.after(1);
     assert_eq!(it.reported().len(), 2);
+    it.after(1);
     assert_eq!(it.batches(), 1, "the small ones' batch is freed while the large ones run");
 }
 
@@ -234,6 +266,7 @@ fn a_batch_that_cannot_be_freed_stops_nobody() {
     it.completes(stuck, 100);
     it.after(1);
     assert_eq!(it.reported().len(), 1);
+    it.after(1);
     assert_eq!(it.batches(), 1);
     assert!(it.driver.in_flight() > 0, "it is tried again");
     it.after(LATER);
@@ -264,6 +297,7 @@ fn a_refused_submit_of_a_library_that_cannot_be_asked_is_given_up() {
     it.completes(next, 100);
     it.after(LATER);
     assert_eq!(it.reported(), [(next, Said::Result(100, Stage::Transfer, 4, true))]);
+    it.after(1);
     assert_eq!(it.batches(), 1);
 }
 
@@ -292,11 +326,12 @@ fn a_silent_peer_costs_little_and_does_not_slow_another_batch() {
     for _ in 0..500_000 {
         hint = it.after(20_000);
     }
-    // At most 5 eager looks, 16 per octave of age, then one each 5 ms, at 16 tasks.
+    // At most 5 eager looks, 16 per octave of age until 80 ms, one each 5 ms until 500, 100 per e-fold until 5 s, then one each
+    // 50 ms, at 16 tasks.
     let asked = it.count(2);
-    assert!((1000..(5 + 16 * 17 + 2000) * 16).contains(&asked), "{asked} status calls");
+    assert!((1000..(5 + 16 * 10 + 84 + 231 + 100) * 16).contains(&asked), "{asked} status calls");
     let Hint::Sleep { until: Some(until) } = hint else { panic!("{hint:?}") };
-    assert!(until > it.now && until <= it.now + RARELY);
+    assert!(until > it.now && until <= it.now + RAREST);
     // A new batch is looked at in each turn, and its news do not wait for the old one.
     let (next, _) = it.submit(&[100]);
     assert_eq!(it.after(1000), Hint::Yield);
@@ -305,7 +340,7 @@ fn a_silent_peer_costs_little_and_does_not_slow_another_batch() {
     assert_eq!(it.reported(), [(next, Said::Result(100, Stage::Transfer, 4, true))]);
     // And the silent one's end is seen within its pause.
     it.completes(silent + 7, 100);
-    assert_eq!(it.after(RARELY), Hint::Yield, "it has news, so it is asked eagerly again");
+    assert_eq!(it.after(RAREST), Hint::Yield, "it has news, so it is asked eagerly again");
     assert_eq!(it.reported(), [(silent + 7, Said::Result(100, Stage::Transfer, 4, true))]);
 }
 
