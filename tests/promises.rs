@@ -325,7 +325,7 @@ fn no_segment_takes_the_whole_ring() {
 /// Promise 8: with an entry overdue the share is an eighth, until the NOTIF.
 #[test]
 fn an_overdue_entry_leaves_its_segment_an_eighth() {
-    let sim = Sim::new(9).delay(Duration::from_millis(60)..Duration::from_millis(61));
+    let sim = Sim::new(9).delay(Duration::from_millis(500)..Duration::from_millis(501));
     let mut setup = Setup::simulated(16, sim);
     let other = setup.engine.open_segment("sim/1", LIMIT).unwrap();
     let theirs = setup.theirs.address();

@@ -228,7 +228,7 @@ fn a_link_timeout_limits_the_gate() {
 /// at NOTIF.
 #[test]
 fn a_link_timeout_detaches_a_transfer() {
-    let sim = Sim::new(1).delay(Duration::from_millis(60)..Duration::from_millis(61));
+    let sim = Sim::new(1).delay(Duration::from_millis(500)..Duration::from_millis(501));
     let mut setup = Setup::simulated(8, sim);
     let read = setup.read(0, 8).user_data(1).flags(H);
     submit(&mut setup.ring, vec![read, limit(2, Duration::from_millis(5)).flags(H), nop(3)]);
@@ -317,7 +317,7 @@ fn a_cancelled_drain_ends_with_its_chain() {
 /// What waits at the gate is cancelled and never issued; what is issued is not, unless it is detached.
 #[test]
 fn cancelling_transfers() {
-    let sim = Sim::new(2).delay(Duration::from_millis(50)..Duration::from_millis(51));
+    let sim = Sim::new(2).delay(Duration::from_millis(500)..Duration::from_millis(501));
     let probe = sim.probe();
     let mut setup = Setup::simulated(8, sim);
     let (signaller, fence) = fence::host();
@@ -522,7 +522,7 @@ fn a_gate_limit_ends_what_waits_too_long() {
 /// The second clock starts at issue: past it MORE, then NOTIF, and the region stays in use until then.
 #[test]
 fn a_transfer_limit_tells_and_keeps_the_buffer() {
-    let sim = Sim::new(4).delay(Duration::from_millis(40)..Duration::from_millis(41));
+    let sim = Sim::new(4).delay(Duration::from_millis(400)..Duration::from_millis(401));
     let mut setup = Setup::simulated(16, sim);
     let (signaller, fence) = fence::host();
     // Longer at the gate than the transfer may take.
