@@ -222,6 +222,17 @@ impl Core {
         }
     }
 
+    /// Ends an entry that is late, at the stage that it has come to.
+    fn cut_late(&mut self, slot: u32) {
+        let began = match self.slots[slot].state {
+            State::Issuing | State::Issued => true,
+            // Tried once, merged, and to be tried again.
+            State::Ready => self.slots.member(slot).again,
+            _ => false,
+        };
+        self.cut_short(slot, errno::ETIME, if began { Stage::Transfer } else { Stage::Gate });
+    }
+
     /// Lets a bounded number of slots know that their time has come.
     pub(super) fn expire(&mut self) -> bool {
         let mut any = false;
@@ -246,12 +257,11 @@ impl Core {
                 State::Guarding => self.guard_fires(slot),
                 State::Gated | State::Ready => {
                     at_gate += 1;
-                    let began = self.slots.member(slot).again;
-                    self.cut_short(slot, errno::ETIME, if began { Stage::Transfer } else { Stage::Gate });
+                    self.cut_late(slot);
                 }
                 State::Issuing | State::Issued => {
                     with_transport += 1;
-                    self.cut_short(slot, errno::ETIME, Stage::Transfer);
+                    self.cut_late(slot);
                 }
                 state => unreachable!("a slot in state {state:?} has no timer"),
             }
@@ -270,10 +280,13 @@ impl Core {
         }
         let expired = |slot: &u32| self.slots[*slot].sqe.expiring().is_some_and(|(_, expired)| expired);
         let all: Vec<u32> = self.slots.in_use().filter(expired).collect();
+        if all.iter().any(|&slot| matches!(self.slots[slot].state, State::Issuing | State::Issued)) {
+            // As in `expire`: what has ended is not called late.
+            self.settle_drivers();
+        }
         for slot in all {
             match self.slots[slot].state {
-                State::Gated | State::Timing | State::Ready => self.cut_short(slot, errno::ETIME, Stage::Gate),
-                State::Issuing | State::Issued => self.cut_short(slot, errno::ETIME, Stage::Transfer),
+                State::Gated | State::Timing | State::Ready | State::Issuing | State::Issued => self.cut_late(slot),
                 State::Free | State::Held | State::Guarding | State::Overdue | State::Waiting => {}
             }
         }

@@ -295,7 +295,7 @@ impl Core {
 
     /// Not for a dead core, which calls no driver again: it would never sleep.
     fn drivers_have_input(&self) -> bool {
-        self.drivers.iter().any(|driver| driver.driver.has_input()) || self.has_issuable()
+        self.drivers.iter().any(|driver| !driver.ending && driver.driver.has_input()) || self.has_issuable()
     }
 
     /// Engines that threads of their own are ending for closing rings.
@@ -822,16 +822,24 @@ impl Core {
         self.slots.in_use().filter(|&slot| self.slots[slot].ring == ring).collect()
     }
 
+    fn has_slots(&self, ring: u32) -> bool {
+        self.slots.in_use().any(|slot| self.slots[slot].ring == ring)
+    }
+
     /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go.
     fn close_step(&mut self, index: u32) {
         let now = self.now;
-        if !self.ring_mut(index).is_some_and(|ring| ring.takes_step(now)) {
+        let Some(ring) = self.ring_mut(index) else { return };
+        if !ring.takes_step(now) {
             return;
+        }
+        if ring.is_given_up(now) && !self.dead && self.has_slots(index) {
+            // What has ended is not given up, though nobody may have looked at it lately.
+            self.settle_drivers();
         }
         self.end_unissued(index, errno::ESHUTDOWN);
         self.post_waiting(index);
-        let busy = self.slots.in_use().any(|slot| self.slots[slot].ring == index);
-        if busy && !self.dead && !self.give_up(index) {
+        if self.has_slots(index) && !self.dead && !self.give_up(index) {
             return;
         }
         let Some(ring) = self.rings[index as usize].take() else { return };
@@ -852,7 +860,7 @@ impl Core {
                 Some(quiet) => quiet,
                 None => return false,
             },
-            None if ring.deadline().is_some_and(|deadline| now < deadline) => return false,
+            None if !ring.is_given_up(now) => return false,
             // Only the ring has a handle on it.
             None if ring.engine().users() == 1 => {
                 ring.end_engine(doorbell);

@@ -343,9 +343,9 @@ impl Core {
         (any, hint)
     }
 
-    /// Asks every driver for every end that there is, because an entry is about to be called late.
+    /// Asks every driver for every end that there is, because an entry is about to be called late, or given up.
     pub(super) fn settle_drivers(&mut self) {
-        for DriverState { driver, .. } in &mut self.drivers {
+        for DriverState { driver, .. } in self.drivers.iter_mut().filter(|driver| !driver.ending) {
             driver.settle(self.now, &mut self.events);
         }
         self.land_all();

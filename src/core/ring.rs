@@ -534,6 +534,11 @@ impl RingState {
         self.closing.as_ref().filter(|_| self.ending.is_none()).map(|&(_, deadline)| deadline)
     }
 
+    /// True if operations in flight are not waited for any longer, and nobody ends the engine yet.
+    pub(super) fn is_given_up(&self, now: Nanos) -> bool {
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
     pub(super) fn ending(&self) -> Option<&Ending> {
         self.ending.as_deref()
     }

@@ -19,7 +19,10 @@ struct Setup {
 
 impl Setup {
     fn new(entries: u32, sim: Sim) -> Setup {
-        let engine = Engine::sim(sim);
+        Setup::on(entries, Engine::sim(sim))
+    }
+
+    fn on(entries: u32, engine: Engine) -> Setup {
         let region = engine.register(Region::alloc(4096).unwrap()).unwrap();
         let peer = engine.open_segment(engine.name(), Duration::from_secs(10)).unwrap();
         let ring = Ring::builder().grace(Duration::ZERO).without_poller(entries, &engine);
@@ -199,6 +202,189 @@ fn what_comes_to_a_closing_ring_before_its_lane_ends_with_it() {
         std::thread::yield_now();
     }
     assert!(closing.wait(Duration::ZERO));
+}
+
+/// A transport whose operations have all ended, of which only `settle` is told, and which says that it has input until it is
+/// closed.
+mod rare {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::transport::{Busy, RawMemory, Transport, TransportError};
+
+    #[derive(Clone, Debug, Default)]
+    struct Rare(Arc<State>);
+
+    #[derive(Debug, Default)]
+    struct State {
+        /// Operations run on.
+        runs: AtomicBool,
+        closing: AtomicBool,
+        /// Its end takes as long as this says.
+        stays: AtomicBool,
+    }
+
+    // SAFETY: it touches no memory.
+    unsafe impl Transport for Rare {
+        fn name(&self) -> String {
+            "rare".into()
+        }
+
+        fn caps(&self) -> Caps {
+            Caps { threads_here: true, max_batch: 16, max_in_flight_per_peer: 16, max_merged: 0 }
+        }
+
+        fn driver(&self, _wake: PollerWaker) -> Box<dyn Driver> {
+            Box::new(RareDriver { state: Arc::clone(&self.0), taken: Vec::new() })
+        }
+
+        unsafe fn register(&self, _memory: RawMemory, _location: &str) -> Result<(), TransportError> {
+            Ok(())
+        }
+
+        fn unregister(&self, _memory: RawMemory) -> Result<(), TransportError> {
+            Ok(())
+        }
+
+        fn open(&self, _name: &str, _fresh: bool) -> Result<u32, TransportError> {
+            Ok(0)
+        }
+
+        fn close(&self) -> Result<(), Busy> {
+            self.0.closing.store(true, Relaxed);
+            while self.0.stays.load(Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        }
+    }
+
+    #[derive(Debug)]
+    struct RareDriver {
+        state: Arc<State>,
+        taken: Vec<Op>,
+    }
+
+    impl RareDriver {
+        fn assert_open(&self) {
+            assert!(!self.state.closing.load(Relaxed), "called while the transport is closed");
+        }
+    }
+
+    impl Driver for RareDriver {
+        fn submit(&mut self, _target: u32, ops: &[Op], _now: Nanos, _out: &mut Vec<Event>) -> usize {
+            self.assert_open();
+            self.taken.extend(ops);
+            ops.len()
+        }
+
+        fn poll(&mut self, now: Nanos, _budget: u32, _out: &mut Vec<Event>) -> Hint {
+            self.assert_open();
+            Hint::Sleep { until: Some(now + 1_000_000) }
+        }
+
+        fn settle(&mut self, _now: Nanos, out: &mut Vec<Event>) {
+            self.assert_open();
+            if !self.state.runs.load(Relaxed) {
+                let ended = |Op { token: op, len, .. }| {
+                    let (res, stage) = (len as i32, Stage::Transfer);
+                    Event::Result { op, res, stage, detail: 0, quiet: true }
+                };
+                out.extend(self.taken.drain(..).map(ended));
+            }
+        }
+
+        fn in_flight(&self) -> usize {
+            self.taken.len()
+        }
+
+        fn has_input(&self) -> bool {
+            true
+        }
+    }
+
+    /// Gives turns, from a moment on, until the thread has ended.
+    fn turn_until_finished(core: &mut Core, from: Nanos, thread: &std::thread::JoinHandle<crate::CloseReport>) {
+        for now in from.. {
+            core.turn(now);
+            if thread.is_finished() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_has_ended_is_not_given_up_when_the_ring_closes() {
+        let mut setup = Setup::on(8, Engine::over(Arc::new(Rare::default())));
+        let entry = setup.read();
+        setup.push(entry);
+        setup.core.turn(1);
+        assert!(setup.reap().is_empty(), "nobody has asked for it");
+        // The region is a user of the engine, so that the engine cannot be ended.
+        let Setup { mut core, ring, region, .. } = setup;
+        let closer = std::thread::spawn(move || ring.close(Duration::ZERO));
+        turn_until_finished(&mut core, 2, &closer);
+        let report = closer.join().unwrap();
+        assert_eq!((report.completed, report.unquiet), (1, 0));
+        assert_eq!(report.completions[0].res(), 8);
+        assert!(region.unregister().is_ok());
+    }
+
+    #[test]
+    fn what_has_ended_is_not_late_when_its_value_expires() {
+        #[derive(Debug)]
+        struct Silent;
+        impl fence::Mirror for Silent {
+            fn moved(&self, _: u64) {}
+        }
+        let mut setup = Setup::on(8, Engine::over(Arc::new(Rare::default())));
+        let progress = fence::mirrored(2, Some(Arc::new(Silent)));
+        let entry = setup.read();
+        assert_eq!(setup.ring.submission().push_signalling(entry, &progress).unwrap(), 1);
+        setup.ring.submit().unwrap();
+        setup.core.turn(1);
+        progress.cell.expire(1, errno::ETIME);
+        setup.core.turn(2);
+        setup.core.turn(3);
+        assert_eq!(setup.reap().iter().map(Cqe::res).collect::<Vec<_>>(), [8]);
+        setup.close();
+    }
+
+    #[test]
+    fn a_transport_that_is_being_closed_is_left_alone() {
+        let rare = Rare::default();
+        rare.0.runs.store(true, Relaxed);
+        rare.0.stays.store(true, Relaxed);
+        let mut setup = Setup::on(8, Engine::over(Arc::new(rare.clone())));
+        let sim = Engine::sim(Sim::new(1).delay(Duration::from_secs(1)..Duration::from_secs(2)));
+        let memory = sim.register(Region::alloc(4096).unwrap()).unwrap();
+        let peer = sim.open_segment(sim.name(), Duration::from_secs(10)).unwrap();
+        let mut other = Ring::builder().attach(&setup.ring).grace(Duration::ZERO).without_poller(8, &sim);
+        let entry = setup.read();
+        setup.push(entry);
+        let limited = opcode::Read::new(memory.slice(0..8).unwrap(), peer.at(memory.address() + 64)).build();
+        other.submission().push(limited.transfer_limit(Duration::from_millis(1))).unwrap();
+        other.submit().unwrap();
+        setup.core.turn(1);
+        let Setup { mut core, ring, region: ours, peer: its } = setup;
+        // Now the ring is the engine's only user.
+        drop((ours, its));
+        let closer = std::thread::spawn(move || ring.close(Duration::ZERO));
+        while !rare.0.closing.load(Relaxed) {
+            core.turn(2);
+            std::thread::yield_now();
+        }
+        // What it has cannot be taken, and the poller is to sleep.
+        let has_input = core.has_input();
+        let turn = catch_unwind(AssertUnwindSafe(|| core.turn(10_000_000)));
+        rare.0.stays.store(false, Relaxed);
+        assert!(!has_input && turn.is_ok(), "{has_input} {turn:?}");
+        assert_eq!(other.completion().map(|cqe| cqe.res()).collect::<Vec<_>>(), [-errno::ETIME]);
+        turn_until_finished(&mut core, 10_000_001, &closer);
+        assert_eq!(closer.join().unwrap().completed, 1);
+        Setup { core, ring: other, region: memory, peer }.close();
+    }
 }
 
 /// What a core keeps when rings come and go.

@@ -268,7 +268,7 @@ pub trait Driver: Send + fmt::Debug {
     /// Looks for ends, at most about `budget` of them, and says how to wait for the rest.
     fn poll(&mut self, now: Nanos, budget: u32, out: &mut Vec<Event>) -> Hint;
 
-    /// Looks for every end there is, due or not: an operation that has ended is not called late.
+    /// Looks for every end there is, due or not: an operation that has ended is neither called late nor given up.
     fn settle(&mut self, now: Nanos, out: &mut Vec<Event>);
 
     /// What there is for `poll` to look after: 0 if it need not be called.

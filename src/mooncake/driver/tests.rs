@@ -259,6 +259,18 @@ fn a_small_operation_does_not_share_a_batch_with_a_large_one() {
 }
 
 #[test]
+fn a_driver_that_goes_frees_what_has_ended() {
+    let mut it = Scripted::new();
+    let (first, _) = it.submit(&[100, SMALL + 1]);
+    it.completes(first, 100);
+    it.after(1);
+    assert_eq!(it.reported().len(), 1);
+    // As when its last ring closes in the next turn.
+    it.driver = it.transport.driver(crate::transport::PollerWaker(Arc::new(crate::doorbell::Doorbell::new())));
+    assert_eq!((it.batches(), it.freed()), (1, 1), "the large one's task runs");
+}
+
+#[test]
 fn a_batch_that_cannot_be_freed_stops_nobody() {
     let mut it = Scripted::new();
     it.set(c"scripted_busy", 3);
