@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::fork::{self, Home};
 use crate::keep;
-use crate::region::{self, Region, RegionInfo, RegionInner, Registered, UnregisterError};
+use crate::region::{self, Addresses, Region, RegionInfo, RegionInner, Registered, UnregisterError};
 use crate::ring::share::STORE;
 use crate::sqe::op_flags;
 use crate::thread;
@@ -27,7 +27,7 @@ struct EngineInner {
     id: u64,
     name: String,
     transport: Arc<dyn Transport>,
-    /// Every region ever registered: their addresses are given back only after the transport is closed.
+    /// Addresses of ours are given back only after the transport is closed.
     regions: Mutex<Regions>,
     segments: Mutex<Segments>,
     /// The names of the Store clients that it had so far.
@@ -43,20 +43,14 @@ struct Segments {
     by_name: HashMap<String, Segment>,
     /// Every handle, stale ones too: entries name their segment by this number.
     by_target: HashMap<u32, Segment>,
-    /// How often each name was reopened.
-    reopened: HashMap<String, u64>,
-}
-
-impl Segments {
-    fn reopens(&self, name: &str) -> u64 {
-        self.reopened.get(name).copied().unwrap_or(0)
-    }
 }
 
 #[derive(Default)]
 struct Regions {
+    /// Those that are registered: entries name them by plain pointers.
     live: Vec<Arc<RegionInner>>,
-    sealed: Vec<Arc<RegionInner>>,
+    /// What is left of our own that are not any more.
+    sealed: Vec<Addresses>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -252,16 +246,17 @@ impl Engine {
             region.reopen();
             return Ok(());
         }
-        if !region.known
-            && let Err(cause) = self.inner.transport.unregister(region.memory)
-        {
+        if region.known {
+            self.inner.transport.forget(region.memory);
+        } else if let Err(cause) = self.inner.transport.unregister(region.memory) {
             region::add_registration(region);
             region.reopen();
             return Err(cause.into());
         }
-        let region = regions.live.swap_remove(index);
         let sealed = region.seal();
-        regions.sealed.push(region);
+        // No entry names it any more: it was closed without a use, and none has begun since.
+        regions.live.swap_remove(index);
+        regions.sealed.extend(region.addresses());
         sealed.map_err(UnregisterError::Seal)
     }
 
@@ -269,6 +264,10 @@ impl Engine {
     /// transport's caches then know it. Blocks for at most `limit`; the look-up runs on a thread of its own, because the
     /// transport may block in it for much longer when the peer is stopped, and keeps the engine alive until it returns. A
     /// name that is open already is answered at once with the same handle, whether the peer still runs or not.
+    ///
+    /// What is known of a peer stays until the engine ends: about 250 bytes for each name that was found and 120 for each time
+    /// it was [reopened](Self::reopen_segment), and about 900 bytes in each ring that pushes to it, until the ring ends. Mooncake
+    /// keeps more; `docs/semantics.md` in the repository has the table.
     ///
     /// # Errors
     /// [`OpenError::Limit`] after `limit` (a later call joins the same look-up), or what the transport says.
@@ -295,9 +294,15 @@ impl Engine {
     /// Makes the handles of a name stale.
     fn forget_segment(&self, name: &str) {
         let mut segments = lock(&self.inner.segments);
-        *segments.reopened.entry(name.to_owned()).or_default() += 1;
         if let Some(old) = segments.by_name.remove(name) {
             old.inner.stale.store(true, Relaxed);
+        }
+        // Look-ups that run may find what was cached before. None ends meanwhile: that takes the lock.
+        let opening = lock(&self.inner.opening);
+        for fresh in [false, true] {
+            if let Some(running) = opening.get(&(name.to_owned(), fresh)) {
+                running.outdated.store(true, Relaxed);
+            }
         }
     }
 
@@ -307,9 +312,9 @@ impl Engine {
         if fresh {
             self.forget_segment(name);
         }
-        let (reopens, opening) = (lock(&self.inner.segments).reopens(name), Arc::<Opening>::default());
+        let opening = Arc::<Opening>::default();
         let (name, opened) = (name.to_owned(), Arc::clone(&opening));
-        Helper { engine: self.clone(), name, fresh, reopens, opening }.run();
+        Helper { engine: self.clone(), name, fresh, opening }.run();
         opened.wait(Duration::ZERO).expect("it has run").expect("the transport finds it")
     }
 
@@ -321,13 +326,8 @@ impl Engine {
                 Arc::clone(running)
             } else {
                 let opening = Arc::new(Opening::default());
-                let helper = Helper {
-                    engine: self.clone(),
-                    name: name.to_owned(),
-                    fresh,
-                    reopens: lock(&self.inner.segments).reopens(name),
-                    opening: Arc::clone(&opening),
-                };
+                let helper =
+                    Helper { engine: self.clone(), name: name.to_owned(), fresh, opening: Arc::clone(&opening) };
                 thread::spawn("moonring-open", move || helper.run()).map_err(OpenError::Thread)?;
                 all.insert(key, Arc::clone(&opening));
                 opening
@@ -423,6 +423,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Opening {
     result: Mutex<Option<Result<Segment, TransportError>>>,
     done: Condvar,
+    /// The name was reopened since it began.
+    outdated: AtomicBool,
 }
 
 impl Opening {
@@ -446,8 +448,6 @@ struct Helper {
     engine: Engine,
     name: String,
     fresh: bool,
-    /// How often the name had been reopened when this look-up began.
-    reopens: u64,
     opening: Arc<Opening>,
 }
 
@@ -466,8 +466,7 @@ impl Helper {
         if let Ok(segment) = &result {
             let mut segments = lock(&inner.segments);
             segments.by_target.insert(segment.inner.target, segment.clone());
-            if segments.reopens(&self.name) != self.reopens {
-                // It was reopened while this look-up ran, which may have found what was cached before.
+            if self.opening.outdated.load(Relaxed) {
                 segment.inner.stale.store(true, Relaxed);
             } else {
                 segments.by_name.insert(self.name.clone(), segment.clone());

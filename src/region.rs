@@ -107,7 +107,7 @@ pub(crate) struct RegionInner {
     /// Foreign memory that somebody else has registered with the transport, and will unregister.
     pub(crate) known: bool,
     /// `None` for foreign memory.
-    mapping: Option<Mapping>,
+    mapping: Option<Arc<Mapping>>,
     /// Foreign memory registered again, exactly: how often. Guarded by the engine's lock on its regions.
     pub(crate) registered: AtomicU32,
     /// Uses begun: entries accepted and copies made; and [`CLOSED`]. One word, so that a use begins either before the
@@ -117,20 +117,30 @@ pub(crate) struct RegionInner {
     ended: CachePadded<AtomicU64>,
 }
 
+/// Keeps the addresses of a region of our own, which a peer's late write may still reach.
+#[derive(Debug)]
+pub(crate) struct Addresses(#[expect(dead_code, reason = "only kept")] Arc<Mapping>);
+
 /// In `begun`: new uses are refused.
 const CLOSED: u64 = 1 << 63;
 
 impl RegionInner {
     pub(crate) fn own(engine: u64, region: Region, location: &str) -> Arc<RegionInner> {
         let memory = RawMemory { address: region.mapping.address.addr().get() as u64, len: region.mapping.len as u64 };
-        RegionInner::new(engine, memory, location, Some(region.mapping), false)
+        RegionInner::new(engine, memory, location, Some(Arc::new(region.mapping)), false)
     }
 
     pub(crate) fn foreign(engine: u64, memory: RawMemory, location: &str, known: bool) -> Arc<RegionInner> {
         RegionInner::new(engine, memory, location, None, known)
     }
 
-    fn new(engine: u64, memory: RawMemory, location: &str, mapping: Option<Mapping>, known: bool) -> Arc<RegionInner> {
+    fn new(
+        engine: u64,
+        memory: RawMemory,
+        location: &str,
+        mapping: Option<Arc<Mapping>>,
+        known: bool,
+    ) -> Arc<RegionInner> {
         Arc::new(RegionInner {
             engine,
             memory,
@@ -149,7 +159,7 @@ impl RegionInner {
 
     /// Takes the region back out, when registering it failed.
     pub(crate) fn into_region(self: Arc<Self>) -> Option<Region> {
-        Arc::into_inner(self)?.mapping.map(|mapping| Region { mapping })
+        Arc::into_inner(Arc::into_inner(self)?.mapping?).map(|mapping| Region { mapping })
     }
 
     /// Begins a use; false if the region is unregistered. Every true is paired with one [`end_use`](Self::end_use).
@@ -164,6 +174,7 @@ impl RegionInner {
         true
     }
 
+    /// The caller's reference is good up to here: with the last use the region may be gone.
     #[inline]
     pub(crate) fn end_use(&self) {
         self.ended.fetch_add(1, Ordering::Release);
@@ -198,7 +209,12 @@ impl RegionInner {
 
     /// After `close`: makes the pages of our own mapping inaccessible.
     pub(crate) fn seal(&self) -> io::Result<()> {
-        self.mapping.as_ref().map_or(Ok(()), Mapping::close)
+        self.mapping.as_ref().map_or(Ok(()), |mapping| mapping.close())
+    }
+
+    /// What keeps the addresses of our own mapping from being given back.
+    pub(crate) fn addresses(&self) -> Option<Addresses> {
+        self.mapping.clone().map(Addresses)
     }
 }
 
@@ -289,7 +305,7 @@ impl Registered {
 
     /// Takes our own memory out of the engine. New entries with it are refused; a peer that still writes to it fails and
     /// changes nothing: its pages become inaccessible at once, and their addresses are given back only when the engine is
-    /// gone. May block for the time that the transport needs to withdraw it.
+    /// gone, with about 40 bytes of ours. May block for the time that the transport needs to withdraw it.
     ///
     /// # Errors
     /// [`UnregisterError`]: busy while entries or copies use it, refused for foreign memory, or what the transport says. In

@@ -336,7 +336,8 @@ impl Sqe {
         }
         let region = std::mem::replace(&mut self.region, ptr::null());
         if !region.is_null() {
-            // SAFETY: the engine keeps every region's `RegionInner` until it is dropped, and the ring keeps the engine.
+            // SAFETY: a use of the region was begun at push and is ended here. Until then the engine, which the ring keeps, does
+            // not let go of its `RegionInner`.
             unsafe { &*region }.end_use();
         }
     }

@@ -54,14 +54,21 @@ struct Registration {
     tail: EdgeId,
     /// In the firing queue.
     firing: bool,
+    /// Tells this use of the place from others; 0 while it is free.
+    stamp: u64,
 }
+
+/// A value of a timeline, and the stamp and place of the registration that waits for it.
+type Point = (u64, u64, u32);
 
 /// What the core keeps for one timeline: the points that entries wait for, lowest first.
 #[derive(Debug)]
 struct TimelineWatch {
     /// Not counted, so that a timeline that everybody dropped goes away.
     timeline: Weak<TimelineCell>,
-    points: BinaryHeap<Reverse<(u64, u32)>>,
+    points: BinaryHeap<Reverse<Point>>,
+    /// How many of them nobody waits for any more.
+    left: usize,
     /// How many of its expiries were noticed.
     expiries: u64,
 }
@@ -79,6 +86,9 @@ struct PollGroup {
 
 /// The longest time between two looks: the latency that an old fence may add.
 const MAX_QUERY_INTERVAL: Nanos = 5_000_000;
+
+/// So many points that nobody waits for any more are not worth a cleaning.
+const LEFT_LEAST: usize = 32;
 
 /// When to look again at something that has been waited for since `since`: after a sixteenth of that time.
 pub(crate) fn next_look(now: Nanos, since: Nanos, least: Nanos) -> Nanos {
@@ -100,6 +110,8 @@ pub(crate) struct Gate {
     side_edges: Vec<Edge>,
     registrations: Vec<Registration>,
     free: Vec<u32>,
+    /// Of the last registration.
+    stamp: u64,
     /// Registrations whose fence had another core register first.
     others: HashMap<*const FenceInner, u32>,
     timelines: Vec<TimelineWatch>,
@@ -130,6 +142,7 @@ impl Gate {
             side_edges: Vec::new(),
             registrations: Vec::new(),
             free: Vec::new(),
+            stamp: 0,
             others: HashMap::new(),
             timelines: Vec::new(),
             other_timelines: HashMap::new(),
@@ -192,7 +205,7 @@ impl Gate {
             let index = self.registrations.len() as u32;
             let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(index));
             let (head, tail) = (EdgeId::NONE, EdgeId::NONE);
-            self.registrations.push(Registration { fence: None, node, head, tail, firing: false });
+            self.registrations.push(Registration { fence: None, node, head, tail, firing: false, stamp: 0 });
             index
         });
         let place = &mut self.registrations[registration as usize];
@@ -200,11 +213,14 @@ impl Gate {
             // The last fence's list still holds the old node.
             place.node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(registration));
         }
+        self.stamp += 1;
+        place.stamp = self.stamp;
         match &fence.kind {
             // A point is never settled: its timeline moves.
             Kind::Point { timeline, value } => self.watch(timeline, *value, registration),
             Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => {
                 if !fence.registrations.add(&place.node) {
+                    place.stamp = 0;
                     self.free.push(registration);
                     return Err(fence.status());
                 }
@@ -223,14 +239,19 @@ impl Gate {
     /// Adds a point to its timeline's watch.
     fn watch(&mut self, timeline: &Arc<TimelineCell>, value: u64, registration: u32) {
         let index = self.watch_steps(timeline);
-        self.timelines[index as usize].points.push(Reverse((value, registration)));
+        let stamp = self.registrations[registration as usize].stamp;
+        self.timelines[index as usize].points.push(Reverse((value, stamp, registration)));
+    }
+
+    /// The watch of a timeline that has one.
+    fn watch_of(&self, timeline: &Arc<TimelineCell>) -> Option<u32> {
+        let first = timeline.registrations.first_key(self.core);
+        first.or_else(|| self.other_timelines.get(&Arc::as_ptr(timeline)).copied())
     }
 
     /// Sees to it that the timeline tells this core of its steps.
     pub(crate) fn watch_steps(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
-        let known = timeline.registrations.first_key(self.core);
-        let known = known.or_else(|| self.other_timelines.get(&Arc::as_ptr(timeline)).copied());
-        known.unwrap_or_else(|| {
+        self.watch_of(timeline).unwrap_or_else(|| {
             let index = self.watch_new(timeline);
             // It may have moved between our look at it and the node's arrival on its list.
             recheck_barrier();
@@ -240,7 +261,8 @@ impl Gate {
     }
 
     fn watch_new(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
-        let watch = TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new(), expiries: 0 };
+        let watch =
+            TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new(), left: 0, expiries: 0 };
         let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
         let index = match dead {
             Some(index) => {
@@ -323,7 +345,7 @@ impl Gate {
             }
             loop {
                 let watch = &mut self.timelines[index as usize];
-                let Some(&Reverse((value, registration))) = watch.points.peek() else { break };
+                let Some(&Reverse((value, stamp, registration))) = watch.points.peek() else { break };
                 let pending =
                     watch.timeline.upgrade().is_some_and(|cell| cell.status_at(value) == FenceStatus::Pending);
                 if pending {
@@ -334,7 +356,11 @@ impl Gate {
                 }
                 budget -= 1;
                 watch.points.pop();
-                self.fire(registration);
+                if self.registrations[registration as usize].stamp == stamp {
+                    self.fire(registration);
+                } else {
+                    watch.left -= 1;
+                }
             }
             self.stepped.pop();
         }
@@ -428,11 +454,32 @@ impl Gate {
         } else {
             self.edge(next).prev = prev;
         }
+        if prev == EdgeId::NONE && next == EdgeId::NONE {
+            self.leave_point(registration);
+        }
+    }
+
+    /// Nobody waits for a fence any more. The value of a timeline, which may be far off, is let go of; fences of other kinds
+    /// have our node until they are final.
+    fn leave_point(&mut self, registration: u32) {
+        let place = &self.registrations[registration as usize];
+        let Some(fence) = place.fence.as_ref().filter(|_| !place.firing) else { return };
+        let Kind::Point { timeline, .. } = &fence.kind else { return };
+        let watch = self.watch_of(timeline).expect("a point's timeline is watched") as usize;
+        fence.registrations.leave_first(self.core, registration);
+        self.unregister(registration);
+        // Its place in the heap stays, until it comes up, or too many are like it.
+        let TimelineWatch { points, left, .. } = &mut self.timelines[watch];
+        *left += 1;
+        if *left > LEFT_LEAST && *left > points.len() / 2 {
+            points.retain(|&Reverse((_, stamp, place))| self.registrations[place as usize].stamp == stamp);
+            *left = 0;
+        }
     }
 
     fn unregister(&mut self, registration: u32) {
         let place = &mut self.registrations[registration as usize];
-        place.firing = false;
+        (place.firing, place.stamp) = (false, 0);
         if let Some(fence) = place.fence.take()
             && !self.others.is_empty()
         {

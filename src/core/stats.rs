@@ -1,11 +1,13 @@
 //! The core counts what it takes and what ends. It alone writes the counts, and shows them between two entries.
 
+use std::collections::HashMap;
+
 use super::Core;
-use super::slots::Slot;
+use super::slots::{NONE, Slot};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Outcome;
-use crate::ring::share::{peer_at, place};
+use crate::ring::share::place;
 use crate::ring::stats::{Counts, PeerStats, Stats};
 use crate::sqe::{Opcode, Sqe};
 
@@ -13,17 +15,24 @@ use crate::sqe::{Opcode, Sqe};
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     total: Counts,
-    /// By their [`place`].
-    peers: Vec<Counts>,
+    /// Of the peers that it has met, by number.
+    peers: Vec<(u32, Counts)>,
+    /// Where in `peers` a peer is, by its [`place`]; [`NONE`] if it was not met. An engine that opens one peer after the other
+    /// makes this long, so it has little for each.
+    met: Vec<u32>,
 }
 
 impl Tally {
     fn peer(&mut self, target: u32) -> &mut Counts {
         let at = place(target);
-        if self.peers.len() <= at {
-            self.peers.resize(at + 1, Counts::default());
+        if self.met.len() <= at {
+            self.met.resize(at + 1, NONE);
         }
-        &mut self.peers[at]
+        if self.met[at] == NONE {
+            self.met[at] = self.peers.len() as u32;
+            self.peers.push((target, Counts::default()));
+        }
+        &mut self.peers[self.met[at] as usize].1
     }
 
     /// An entry came off a queue.
@@ -77,17 +86,23 @@ impl Tally {
     /// Every entry has its last word, whatever the transport still has.
     pub(super) fn nothing_is_overdue(&mut self) {
         self.total.overdue = 0;
-        self.peers.iter_mut().for_each(|peer| peer.overdue = 0);
+        self.peers.iter_mut().for_each(|(_, peer)| peer.overdue = 0);
     }
 
     pub(super) fn show(&self, capacity: u32, engine: &Engine) -> Stats {
         let mut peers: Vec<PeerStats> = Vec::new();
-        for (at, counts) in self.peers.iter().enumerate().filter(|(_, counts)| counts.accepted > 0) {
-            let Some(name) = engine.peer_name(peer_at(at)) else { continue };
+        let mut by_name: HashMap<String, usize> = HashMap::new();
+        let mut met: Vec<&(u32, Counts)> = self.peers.iter().filter(|(_, counts)| counts.accepted > 0).collect();
+        met.sort_unstable_by_key(|&&(target, _)| place(target));
+        for (target, counts) in met {
+            let Some(name) = engine.peer_name(*target) else { continue };
             // Reopened, a segment has a new number and its old name; so has another client of one Store.
-            match peers.iter_mut().find(|peer| peer.name == name) {
-                Some(peer) => peer.counts.add(counts),
-                None => peers.push(PeerStats { name, counts: *counts }),
+            match by_name.get(&name) {
+                Some(&at) => peers[at].counts.add(counts),
+                None => {
+                    by_name.insert(name.clone(), peers.len());
+                    peers.push(PeerStats { name, counts: *counts });
+                }
             }
         }
         let mut stats = Stats { capacity, total: self.total, peers };

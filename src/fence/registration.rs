@@ -112,6 +112,13 @@ impl Registrations {
         self.first.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
+    /// Gives the place of the first core back, if `core` has it with this key.
+    pub(crate) fn leave_first(&self, core: u32, key: u32) {
+        let word = (u64::from(core) << 32) | u64::from(key + 1);
+        // Only `core` itself reads its key, so nothing is handed over with it.
+        let _ = self.first.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// Closes the list and hands every node to its core.
     pub(crate) fn close(&self) {
         let mut next = self.head.swap(closed(), Ordering::AcqRel);

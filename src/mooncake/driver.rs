@@ -122,7 +122,8 @@ impl MooncakeDriver {
     /// A place for a batch, with no tasks.
     fn place(&mut self) -> u32 {
         self.spare.pop().unwrap_or_else(|| {
-            self.batches.push(Batch { tasks: Vec::with_capacity(MAX_BATCH as usize), ..Batch::default() });
+            // It grows to what comes: a peer that is silent for long may have hundreds of short ones.
+            self.batches.push(Batch::default());
             self.batches.len() as u32 - 1
         })
     }

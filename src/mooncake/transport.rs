@@ -267,6 +267,10 @@ unsafe impl Transport for Mooncake {
         unsafe { self.shared.copies.prepare(memory, location) }
     }
 
+    fn forget(&self, memory: RawMemory) {
+        self.shared.copies.forget(memory);
+    }
+
     fn unregister(&self, memory: RawMemory) -> Result<(), TransportError> {
         let what = format!("unregistering {memory}");
         let live = self.shared.live_for(&what)?;

@@ -80,7 +80,8 @@ impl PartList {
 
     /// Whose regions they are.
     fn regions(&self) -> impl Iterator<Item = &RegionInner> {
-        // SAFETY: the engine keeps every region's `RegionInner` until it is dropped, and the ring keeps the engine.
+        // SAFETY: each of these parts has begun a use of its region, which ends when the parts are forgotten. Until then the
+        // engine, which the ring keeps, does not let go of its `RegionInner`.
         self.parts.iter().filter_map(|part| unsafe { part.region.as_ref() })
     }
 

@@ -80,11 +80,6 @@ pub(crate) fn place(peer: u32) -> usize {
     ((peer & !STORE) as usize) << 1 | (peer >> 31) as usize
 }
 
-/// The peer of a place.
-pub(crate) fn peer_at(place: usize) -> u32 {
-    (place >> 1) as u32 | if place & 1 == 0 { 0 } else { STORE }
-}
-
 /// The shares that one end of a ring has met, by the peer's [`place`], without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {

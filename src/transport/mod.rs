@@ -237,6 +237,9 @@ pub unsafe trait Transport: Send + Sync + fmt::Debug + 'static {
         Ok(())
     }
 
+    /// Undoes `adopt`: nothing uses the memory as a local range any more.
+    fn forget(&self, _memory: RawMemory) {}
+
     /// Undoes `register`. A peer's running operation may go on: the caller deals with that.
     ///
     /// # Errors

@@ -286,6 +286,23 @@ fn a_copy_that_the_gpu_fails_fails_its_operation() {
     assert_eq!(s.reported(), [(op, Said::Result(-errno::EFAULT, Stage::Transfer, 719, true))]);
 }
 
+/// Otherwise it would hold on to the context, and other memory at the address be taken for it.
+#[test]
+fn memory_that_somebody_else_has_registered_is_forgotten_when_it_is_unregistered() {
+    let Some(s) = untellable() else { return };
+    let shared = &s.scripted.transport.shared;
+    let engine = crate::Engine::over(Arc::new(super::super::transport::Mooncake { shared: Arc::clone(shared) }));
+    let RawMemory { address, len } = s.memory;
+    for _ in 0..2 {
+        // SAFETY: the memory and its context outlive the engine.
+        let memory = unsafe { engine.adopt_registration(address, len, "cuda:0") }.unwrap();
+        assert!(shared.copies.to(address).is_some());
+        // SAFETY: no peer writes it.
+        unsafe { memory.unregister_foreign() }.unwrap();
+        assert!(shared.copies.to(address).is_none());
+    }
+}
+
 /// As some read `cuda.h`: memory without a context answers with an error, not with null.
 #[test]
 fn memory_of_no_context_is_registered() {
