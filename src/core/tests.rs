@@ -331,6 +331,8 @@ mod rare {
         assert!(region.unregister().is_ok());
     }
 
+    /// Only streams that wait have limits.
+    #[cfg(feature = "cuda")]
     #[test]
     fn what_has_ended_is_not_late_when_its_value_expires() {
         #[derive(Debug)]
