@@ -177,11 +177,11 @@ fn fences_and_timelines_leave_nothing() {
     }
     setup.push(opcode::Wait::new().build().wait(&far_off).user_data(5));
     setup.ring.submit().unwrap();
-    setup.ring.wait(3).unwrap();
+    setup.ring.wait_timeout(3, LIMIT).unwrap();
     assert_eq!(setup.ring.completion().count(), 3);
     for (value, number) in [(1 << 20, 1), (1 << 40, 5)] {
         signaller.signal(value).unwrap();
-        setup.ring.wait(1).unwrap();
+        setup.ring.wait_timeout(1, LIMIT).unwrap();
         let ended: Vec<_> = setup.ring.completion().map(|cqe| (cqe.user_data(), cqe.result().is_ok())).collect();
         assert_eq!(ended, [(number, true)]);
     }
