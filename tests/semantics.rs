@@ -314,6 +314,18 @@ fn a_cancelled_drain_ends_with_its_chain() {
     assert_eq!(got, [&rest[..], &[(5, 3), (4, 0)]].concat());
 }
 
+/// One that was cancelled before its turn in a chain behind a drain ends when it becomes the first there.
+#[test]
+fn a_cancelled_member_ends_once_it_is_first_behind_a_drain() {
+    let cancel = |by, what| Cancel::user_data(what).build().user_data(by);
+    let mut ring = ring();
+    submit(&mut ring, vec![endless(1), nop(2).flags(D | H), nop(3).flags(L), nop(4), nop(5)]);
+    submit(&mut ring, vec![cancel(8, 3)]);
+    assert_eq!(outcome(&mut ring), [(8, 0)]);
+    submit(&mut ring, vec![cancel(9, 2)]);
+    assert_eq!(sorted(outcome(&mut ring)), [(2, -ECANCELED), (3, -ECANCELED), (4, -ECANCELED), (5, 0), (9, 0)]);
+}
+
 /// What waits at the gate is cancelled and never issued; what is issued is not, unless it is detached.
 #[test]
 fn cancelling_transfers() {

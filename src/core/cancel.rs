@@ -180,19 +180,22 @@ impl Core {
 
     /// A cancelled entry ends at once, with what fails behind it, if it is a unit behind a drain or the first of one. Any other
     /// whose turn has not come keeps its place in the order of completions.
-    pub(super) fn end_deferred(&mut self, slot: u32) {
+    pub(super) fn end_deferred(&mut self, mut slot: u32) {
         let ring = self.slots[slot].ring;
-        if self.slots[slot].state != State::Held || !self.slots.member(slot).cancelled {
-            return;
-        }
-        let Some(at) = self.ring(ring).deferred.iter().position(|deferred| deferred.head == slot) else { return };
-        match self.end(slot, -errno::ECANCELED, Stage::Cancel, 0) {
-            // What a hard link lets start stays behind the drain.
-            Some(super::chain::Step::Start(rest)) => self.ring(ring).deferred[at].head = rest,
-            failed => {
-                // Nothing behind it waits for the unit from here on.
-                self.ring(ring).deferred.remove(at);
-                self.fail_at_once(failed);
+        while self.slots[slot].state == State::Held && self.slots.member(slot).cancelled {
+            let Some(at) = self.ring(ring).deferred.iter().position(|deferred| deferred.head == slot) else { return };
+            match self.end(slot, -errno::ECANCELED, Stage::Cancel, 0) {
+                Some(super::chain::Step::Start(rest)) => {
+                    // What a hard link lets start stays behind the drain, unless it was cancelled before.
+                    self.ring(ring).deferred[at].head = rest;
+                    slot = rest;
+                }
+                failed => {
+                    // Nothing behind it waits for the unit from here on.
+                    self.ring(ring).deferred.remove(at);
+                    self.fail_at_once(failed);
+                    return;
+                }
             }
         }
     }
