@@ -306,7 +306,9 @@ fn k1_a_ring_closes_with_work_in_every_state() {
     let last = report.completions.iter().filter(|cqe| !cqe.flags().contains(CqeFlags::MORE));
     let mut of = [0; 6];
     last.for_each(|cqe| of[cqe.user_data() as usize] += 1);
-    assert_eq!(of, [0, 1, 1, 1, 1, accepted]);
+    // The last entry of each pusher may have come too late: accepted, and submitted to a ring that was closed meanwhile.
+    let late = accepted.checked_sub(of[5]).expect("no entry ends twice");
+    assert!(of[..5] == [0, 1, 1, 1, 1] && late <= 2, "{of:?} of {accepted}");
     // Two run for ever: their memory is kept.
     assert_eq!((report.unquiet, scene.held.running()), (2, 2));
     assert!(matches!(scene.ours.unregister(), Err(UnregisterError::Busy(2))));
