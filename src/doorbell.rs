@@ -63,6 +63,12 @@ impl Doorbell {
         }
     }
 
+    /// The position that a sleeper waits for.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn armed(&self) -> Option<u64> {
+        Some(self.armed.load(Ordering::Relaxed)).filter(|&armed| armed != AWAKE)
+    }
+
     fn arm(&self, position: u64) {
         debug_assert!(position < AWAKE);
         self.set(position);

@@ -743,6 +743,20 @@ fn submitter_gone_and_reaper() {
     });
 }
 
+/// The owner waits for more than the submitter pushes before it goes: whether that goes or the entry ends last, the owner hears
+/// that no more can come.
+#[test]
+fn submitter_gone_and_reaper_of_more() {
+    check(2, || {
+        let (mut ring, poller) = ring(2);
+        let mut submitter = ring.submitter();
+        let other = thread::spawn(move || submitter.push(opcode::Nop::new().build()).unwrap());
+        assert_eq!(ring.wait(2), Ok(1));
+        other.join().unwrap();
+        close(ring, poller);
+    });
+}
+
 /// A submitter submits and stays, while the poller goes to sleep: the word for it wakes the poller.
 #[test]
 fn submitter_and_poller_park() {

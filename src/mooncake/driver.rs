@@ -64,7 +64,7 @@ struct Batch {
     running: u128,
     /// Those of them whose result was given already.
     told: u128,
-    /// When a task ended last, or the batch began.
+    /// When a task ended last, or was found to be COMPLETED with its copy on the way, or the batch began.
     news: Nanos,
     /// When all that ran were asked about last, or the batch began.
     whole: Nanos,
@@ -250,7 +250,9 @@ impl MooncakeDriver {
         while copied != 0 {
             let task = copied.trailing_zeros();
             copied ^= 1 << task;
-            copies.follow(&mut batch.tasks[task as usize].copy);
+            if copies.follow(&mut batch.tasks[task as usize].copy) {
+                batch.news = now;
+            }
             pause_least = COPY_PAUSE;
         }
         if ended > 0 {

@@ -127,16 +127,17 @@ impl Look {
     }
 
     /// Puts an event behind the copy of a task that is COMPLETED. Only after the look's last question to Mooncake: what ends
-    /// later has its copy behind the event. If that cannot be done now, the next look tries again.
-    pub(super) fn follow(&mut self, copy: &mut Copy) {
-        let Copy::Through(copies) = copy else { return };
+    /// later has its copy behind the event. If that cannot be done now, the next look tries again. True if it was done now.
+    pub(super) fn follow(&mut self, copy: &mut Copy) -> bool {
+        let Copy::Through(copies) = copy else { return false };
         let known = self.behind.as_ref().filter(|(of, _)| Arc::ptr_eq(of, copies)).map(|(_, behind)| behind.clone());
         let behind = match known.map_or_else(|| copies.behind().map(|fence| fence.map(Ok)), |known| Ok(Some(known))) {
             Ok(Some(behind)) => behind,
-            Ok(None) => return,
+            Ok(None) => return false,
             Err(code) => Err(code),
         };
         self.behind = Some((Arc::clone(copies), behind.clone()));
         *copy = Copy::Behind(behind);
+        true
     }
 }

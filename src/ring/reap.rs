@@ -25,7 +25,7 @@ const SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 /// Then it yields, and after this it sleeps.
 const AWAKE: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
 /// Who waits for more than twice as many is woken so many before the last, and is awake again when that comes. Where the
-/// transport's threads want the core, it is not awake before that.
+/// transport's threads want the core, it is not awake before that, unless its limit is near.
 const AHEAD: usize = 4;
 
 /// Why no completion is ready.
@@ -180,7 +180,9 @@ impl Reaper {
             }
             let waited = now - start;
             let ahead = !woken_ahead && want > self.cq.ready() + 2 * AHEAD;
-            if waited < AWAKE && !(self.threads_here && ahead) {
+            // A sleep would overshoot it.
+            let soon = deadline.is_some_and(|deadline| deadline - now < AWAKE);
+            if waited < AWAKE && (soon || !(self.threads_here && ahead)) {
                 if waited < SPIN && !self.threads_here {
                     std::hint::spin_loop();
                 } else {
@@ -193,7 +195,7 @@ impl Reaper {
             // Before the doorbell's barrier, which the core has too before it reads this.
             self.shared.held_back.store(held_back, Ordering::Relaxed);
             self.shared.reaper.park(self.cq.position() + until as u64, deadline, is_over);
-            if ahead {
+            if ahead && self.cq.ready() >= until {
                 (woken_ahead, start) = (true, Instant::now());
             }
         }
@@ -299,5 +301,116 @@ impl Stream for Completions<'_> {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Cqe>> {
         let Completions { reaper, held_back } = self.get_mut();
         reaper.poll_next(context, *held_back).map(Result::ok)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::fence::{self, Signaller};
+    use crate::{Engine, Ring, opcode};
+
+    const MANY: usize = 20;
+
+    /// Waits on the ring's shared part until its sleeper is armed for a position.
+    fn armed_for(shared: &Shared, position: usize) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while shared.reaper.armed() != Some(position as u64) {
+            assert!(Instant::now() < end, "{:?}, not {position}", shared.reaper.armed());
+            yield_now();
+        }
+    }
+
+    /// Submits so many entries that end when the signaller says.
+    fn push(ring: &mut Ring, count: usize) -> Signaller {
+        let (signaller, fence) = fence::host();
+        for _ in 0..count {
+            ring.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
+        }
+        ring.submit().unwrap();
+        signaller
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_before_the_last_completions() {
+        for threads_here in [false, true] {
+            let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+            ring.completion.reaper.threads_here = threads_here;
+            let shared = Arc::clone(&ring.completion.reaper.shared);
+            let most = push(&mut ring, MANY - AHEAD);
+            let rest = push(&mut ring, AHEAD);
+            let waiter = thread::spawn(move || ring.wait(MANY));
+            armed_for(&shared, MANY - AHEAD);
+            most.signal();
+            // It has been awake in between, and sleeps for all of them now.
+            armed_for(&shared, MANY);
+            rest.signal();
+            assert_eq!(waiter.join().unwrap(), Ok(MANY));
+        }
+        // Who waits for few is woken by the last.
+        let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+        let shared = Arc::clone(&ring.completion.reaper.shared);
+        let few = push(&mut ring, 2 * AHEAD);
+        let waiter = thread::spawn(move || ring.wait(2 * AHEAD));
+        armed_for(&shared, 2 * AHEAD);
+        few.signal();
+        assert_eq!(waiter.join().unwrap(), Ok(2 * AHEAD));
+    }
+
+    /// How often this thread has gone to sleep.
+    fn sleeps() -> u32 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.unwrap().trim().parse().unwrap()
+    }
+
+    #[test]
+    fn a_sleeper_sleeps_on_while_others_submit() {
+        let ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+        let shared = Arc::clone(&ring.completion.reaper.shared);
+        let controller = ring.controller();
+        let (mut submission, mut completion) = ring.split();
+        let waiter = thread::spawn(move || {
+            let before = sleeps();
+            (completion.wait(100), sleeps() - before)
+        });
+        armed_for(&shared, 100 - AHEAD);
+        for _ in 0..60 {
+            submission.submission().push(opcode::Nop::new().build()).unwrap();
+            submission.submit().unwrap();
+            while shared.outstanding() > 0 || shared.reaper.armed().is_none() {
+                yield_now();
+            }
+            // In a further turn: who was to be woken is.
+            controller.stats().unwrap();
+        }
+        // Nobody may submit from now on, and all that comes is less than what it waits for.
+        let (signaller, fence) = fence::host();
+        for _ in 0..MANY {
+            submission.submission().push(opcode::Wait::new().build().wait(&fence)).unwrap();
+        }
+        drop(submission);
+        armed_for(&shared, 60 + MANY - AHEAD);
+        signaller.signal();
+        let (ready, slept) = waiter.join().unwrap();
+        assert_eq!(ready, Ok(60 + MANY));
+        assert!(slept < 30, "{slept} sleeps");
+    }
+
+    #[test]
+    fn a_short_limit_is_not_slept_for() {
+        let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+        ring.completion.reaper.threads_here = true;
+        let signaller = push(&mut ring, MANY);
+        let before = sleeps();
+        for _ in 0..100 {
+            assert_eq!(ring.wait_timeout(MANY, AWAKE / 2), Err(WaitError::TimedOut));
+        }
+        let slept = sleeps() - before;
+        assert!(slept < 50, "{slept} sleeps");
+        signaller.signal();
+        assert_eq!(ring.wait(MANY), Ok(MANY));
     }
 }

@@ -149,9 +149,12 @@ impl Shared {
         self.accepted.load(Ordering::Relaxed).saturating_sub(settled)
     }
 
-    /// True if a sleeping reaper sleeps for nothing: nothing is outstanding but what its own thread has not submitted.
+    /// True if a sleeping reaper sleeps for nothing: nobody else may submit, and nothing is outstanding but what its own thread
+    /// has not submitted. Called after the doorbell's barrier: the last submitter that goes after this look finds the sleeper, or
+    /// the sleeper's last look finds what is settled by now.
     pub(crate) fn sleeper_is_done(&self) -> bool {
-        self.outstanding() <= self.held_back.load(Ordering::Relaxed) as u64
+        self.submitters.load(Ordering::Relaxed) == 0
+            && self.outstanding() <= self.held_back.load(Ordering::Relaxed) as u64
     }
 
     /// A segment's share, made when the ring first meets it.
