@@ -227,7 +227,7 @@ impl Core {
             return self.turn_dead();
         }
         for ring in 0..self.rings.len() as u32 {
-            self.close_step(ring);
+            worked |= self.close_step(ring);
         }
         worked |= self.gate.take_fired();
         self.gate.poll(now, BUDGET);
@@ -826,27 +826,29 @@ impl Core {
         self.slots.in_use().any(|slot| self.slots[slot].ring == ring)
     }
 
-    /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go.
-    fn close_step(&mut self, index: u32) {
+    /// One step of closing a ring: end what was not issued, wait for the rest until the deadline, let go. True if entries of any
+    /// ring have ended meanwhile.
+    fn close_step(&mut self, index: u32) -> bool {
         let now = self.now;
-        let Some(ring) = self.ring_mut(index) else { return };
+        let Some(ring) = self.ring_mut(index) else { return false };
         if !ring.takes_step(now) {
-            return;
+            return false;
         }
-        if ring.is_given_up(now) && !self.dead && self.has_slots(index) {
-            // What has ended is not given up, though nobody may have looked at it lately.
-            self.settle_drivers();
-        }
+        // What has ended is not given up, though nobody may have looked at it lately.
+        let settles = ring.is_given_up(now) && !self.dead && self.has_slots(index);
+        let settled = settles && self.settle_drivers();
         self.end_unissued(index, errno::ESHUTDOWN);
         self.post_waiting(index);
         if self.has_slots(index) && !self.dead && !self.give_up(index) {
-            return;
+            return settled;
         }
-        let Some(ring) = self.rings[index as usize].take() else { return };
-        self.spare_edges.push(ring.all_side_edges());
-        self.retire_drivers(&ring);
-        self.controls.leave(slots_of(ring.capacity()));
-        ring.finish();
+        if let Some(ring) = self.rings[index as usize].take() {
+            self.spare_edges.push(ring.all_side_edges());
+            self.retire_drivers(&ring);
+            self.controls.leave(slots_of(ring.capacity()));
+            ring.finish();
+        }
+        settled
     }
 
     /// Once the deadline has passed with operations in flight: ends the engine if nobody else uses it, else keeps everything.

@@ -343,12 +343,15 @@ impl Core {
         (any, hint)
     }
 
-    /// Asks every driver for every end that there is, because an entry is about to be called late, or given up.
-    pub(super) fn settle_drivers(&mut self) {
+    /// Asks every driver for every end that there is, because an entry is about to be called late, or given up. True if there
+    /// was one.
+    pub(super) fn settle_drivers(&mut self) -> bool {
         for DriverState { driver, .. } in self.drivers.iter_mut().filter(|driver| !driver.ending) {
             driver.settle(self.now, &mut self.events);
         }
+        let any = !self.events.is_empty();
         self.land_all();
+        any
     }
 
     /// Between the transport's word and any notice of it: the place for a device's flush, once per turn.

@@ -332,6 +332,32 @@ mod rare {
     }
 
     /// Only streams that wait have limits.
+    #[test]
+    fn who_waits_for_quiet_hears_of_ends_that_another_rings_close_has_found() {
+        let engine = Engine::over(Arc::new(Rare::default()));
+        let mut setup = Setup::on(8, engine.clone());
+        let mut other = Ring::builder().attach(&setup.ring).grace(Duration::ZERO).without_poller(8, &engine);
+        let (entry, its) = (setup.read(), setup.read());
+        setup.push(entry);
+        other.submission().push(its).unwrap();
+        other.submit().unwrap();
+        setup.core.turn(1);
+        let controller = other.controller();
+        let quiesced = std::thread::spawn(move || controller.quiesce(opcode::Select::any(), Duration::from_secs(20)));
+        while !setup.core.has_input() || setup.core.controls.queue.is_empty() {
+            std::thread::yield_now();
+        }
+        setup.core.turn(2);
+        let Setup { mut core, ring, region, peer } = setup;
+        // Not in the turn that hears of it, which has work anyhow.
+        let closer = std::thread::spawn(move || ring.close(Duration::from_nanos(100)));
+        turn_until_finished(&mut core, 3, &closer);
+        assert_eq!(closer.join().unwrap().completed, 1);
+        assert_eq!(quiesced.join().unwrap(), Ok(()), "no turn after this one did anything");
+        assert_eq!(other.completion().map(|cqe| cqe.res()).collect::<Vec<_>>(), [8]);
+        Setup { core, ring: other, region, peer }.close();
+    }
+
     #[cfg(feature = "cuda")]
     #[test]
     fn what_has_ended_is_not_late_when_its_value_expires() {
