@@ -21,14 +21,13 @@ use crate::transport::{Direction, Driver, Event, Hint, Nanos, Op, Token};
 const SMALL: u32 = 64 << 10;
 /// How long after its last news a batch is asked about in every turn.
 const EAGER: Nanos = 100_000;
-/// The longest time between two looks at a batch, unless it has said nothing for so long that a hundredth of that is longer.
+/// The longest time between two looks at a batch.
 const RARELY: Nanos = 5_000_000;
-/// The longest of all.
-const RAREST: Nanos = 50_000_000;
 /// A look ends after so many tasks that still run, because those behind them most often do too.
 const RUNNING: u32 = 8;
-/// So long after a look at all tasks of a batch the next one is at all of them.
+/// So long after a look at all tasks of a batch the next one is at all of them, but not before so many short ones.
 const WHOLE: Nanos = 50_000;
+const SHORT: Nanos = 8;
 /// The shortest time between two looks at a copy to a GPU: the driver takes locks that the application's launches want.
 const COPY_PAUSE: Nanos = 5_000;
 /// A look that is due sooner is yielded for: a sleep would overshoot it.
@@ -209,7 +208,7 @@ impl MooncakeDriver {
             let news = batch.news;
             return (!self.free(live, place)).then(|| pause(now - news));
         }
-        let whole = whole || now - batch.whole >= WHOLE;
+        let whole = whole || now - batch.whole >= WHOLE.max(SHORT * pause(now - batch.news));
         if whole {
             batch.whole = now;
         }
@@ -285,7 +284,7 @@ impl MooncakeDriver {
 
 /// How long to leave a batch alone that had its last news so long ago.
 fn pause(age: Nanos) -> Nanos {
-    if age < EAGER { 1 } else { (age / 16).min(RARELY.max(age / 100)).min(RAREST) }
+    if age < EAGER { 1 } else { (age / 16).min(RARELY) }
 }
 
 /// A task has not ended before its bytes are where they are to go.
