@@ -119,18 +119,22 @@ struct Through {
 
 impl Through {
     fn batch(&mut self, write: bool, ranges: &[Range]) {
-        for &Range { at, len } in ranges {
-            let local = self.ours.slice(at..at + len).unwrap();
-            let remote = self.peer.slice(&self.remote, at as u64, len as u64).unwrap();
-            let entry = match write {
-                true => opcode::Write::new(local, remote).build(),
-                false => opcode::Read::new(local, remote).build(),
-            };
-            self.ring.submission().push(entry).unwrap();
+        // As the loops: so many at a time.
+        for ranges in ranges.chunks(BATCH) {
+            for &Range { at, len } in ranges {
+                let local = self.ours.slice(at..at + len).unwrap();
+                let remote = self.peer.slice(&self.remote, at as u64, len as u64).unwrap();
+                let entry = match write {
+                    true => opcode::Write::new(local, remote).build(),
+                    false => opcode::Read::new(local, remote).build(),
+                };
+                self.ring.submission().push(entry).unwrap();
+            }
+            self.ring.submit().unwrap();
         }
         let mut left = ranges.len();
         while left > 0 {
-            self.ring.submit_and_wait(left).unwrap();
+            self.ring.wait(left).unwrap();
             for cqe in self.ring.completion() {
                 assert_eq!(cqe.result(), Ok(ranges[0].len as u32));
                 left -= 1;
