@@ -114,6 +114,10 @@ impl Core {
     fn take_earlier(&mut self, ring: u32) {
         let from_lane = self.ring(ring).from_lane;
         let mut left = self.ring(ring).published_elsewhere();
+        if left > 0 && !from_lane {
+            // A lane is announced before anything is published from it.
+            self.meet_lanes();
+        }
         while left > 0 {
             let state = self.ring(ring);
             let next = if from_lane { state.next_of_owner() } else { state.next_of_lanes() };

@@ -168,6 +168,8 @@ static NEXT_CORE: AtomicU32 = AtomicU32::new(1);
 #[derive(Debug)]
 pub(crate) struct Core {
     controls: Arc<Controls>,
+    /// Controls that were passed over to meet a lane, before those in the queue.
+    put_off: VecDeque<Control>,
     inbox: sync::Arc<Inbox>,
     rings: Vec<Option<RingState>>,
     slots: Slots,
@@ -200,6 +202,7 @@ impl Core {
         Core {
             gate: Gate::new(NEXT_CORE.fetch_add(1, Relaxed), sync::Arc::clone(&inbox)),
             controls,
+            put_off: VecDeque::new(),
             inbox,
             rings: Vec::new(),
             slots: Slots::default(),
@@ -288,6 +291,7 @@ impl Core {
     /// True if a turn would find input from another thread: the last look before sleeping.
     pub(crate) fn has_input(&self) -> bool {
         !self.controls.queue.is_empty()
+            || !self.put_off.is_empty()
             || self.inbox.has_fired()
             || self.rings.iter().flatten().any(RingState::has_input)
             || (!self.dead && self.drivers_have_input())
@@ -315,7 +319,7 @@ impl Core {
         let mut any = false;
         // So many in a turn: submitters that come and go all the time do not hold up entries.
         for _ in 0..BUDGET {
-            let Some(control) = self.controls.queue.pop() else { break };
+            let Some(control) = self.put_off.pop_front().or_else(|| self.controls.queue.pop()) else { break };
             any = true;
             match control {
                 Control::Ring { ring, shared, sq, cq } => self.add_ring(ring, shared, sq, cq),
@@ -378,6 +382,22 @@ impl Core {
             }
         }
         any
+    }
+
+    /// Adds the lanes that have been announced since the turn began, so that a drain finds what came before it there. Other
+    /// controls keep their turn and their order.
+    fn meet_lanes(&mut self) {
+        for _ in 0..self.controls.queue.len() {
+            let Some(control) = self.controls.queue.pop() else { break };
+            match control {
+                Control::Lane { ring, lane, entries } if self.place_of(ring).is_some() => {
+                    if let Some(ring) = self.numbered(ring) {
+                        ring.add_lane(lane, entries);
+                    }
+                }
+                other => self.put_off.push_back(other),
+            }
+        }
     }
 
     fn place_of(&self, number: u32) -> Option<u32> {

@@ -204,6 +204,24 @@ fn what_comes_to_a_closing_ring_before_its_lane_ends_with_it() {
     assert!(closing.wait(Duration::ZERO));
 }
 
+#[test]
+fn a_drain_comes_after_what_a_lane_has_that_was_announced_within_the_turn() {
+    let mut setup = Setup::new(8, Sim::new(1));
+    setup.core.turn(1);
+    // As if it happened between a turn's look at the controls and its look at the queues.
+    let mut submitter = setup.ring.submitter();
+    submitter.push(opcode::Timeout::new(Duration::from_millis(1)).build().user_data(1)).unwrap();
+    submitter.submit().unwrap();
+    setup.push(opcode::Nop::new().build().flags(EntryFlags::IO_DRAIN).user_data(2));
+    setup.core.take_entries(0);
+    setup.core.turn(2);
+    assert!(setup.reap().is_empty(), "the drain does not wait");
+    (0..3).for_each(|turn| _ = setup.core.turn(10_000_000 + turn));
+    assert_eq!(setup.reap().iter().map(Cqe::user_data).collect::<Vec<_>>(), [1, 2]);
+    drop(submitter);
+    setup.close();
+}
+
 /// A transport whose operations have all ended, of which only `settle` is told, and which says that it has input until it is
 /// closed.
 mod rare {
