@@ -323,11 +323,7 @@ impl Core {
             any = true;
             match control {
                 Control::Ring { ring, shared, sq, cq } => self.add_ring(ring, shared, sq, cq),
-                Control::Lane { ring, lane, entries } => {
-                    if let Some(ring) = self.numbered(ring) {
-                        ring.add_lane(lane, entries);
-                    }
-                }
+                Control::Lane { ring, lane, entries } => self.add_lane(ring, lane, entries),
                 Control::LaneGone { ring, lane } => {
                     if let Some(ring) = self.numbered(ring) {
                         ring.retire_lane(lane);
@@ -391,12 +387,17 @@ impl Core {
             let Some(control) = self.controls.queue.pop() else { break };
             match control {
                 Control::Lane { ring, lane, entries } if self.place_of(ring).is_some() => {
-                    if let Some(ring) = self.numbered(ring) {
-                        ring.add_lane(lane, entries);
-                    }
+                    self.add_lane(ring, lane, entries);
                 }
                 other => self.put_off.push_back(other),
             }
+        }
+    }
+
+    /// One of a ring that is gone is dropped.
+    fn add_lane(&mut self, ring: u32, lane: u32, entries: Consumer<Sqe>) {
+        if let Some(ring) = self.numbered(ring) {
+            ring.add_lane(lane, entries);
         }
     }
 

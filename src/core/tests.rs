@@ -349,7 +349,6 @@ mod rare {
         assert!(region.unregister().is_ok());
     }
 
-    /// Only streams that wait have limits.
     #[test]
     fn who_waits_for_quiet_hears_of_ends_that_another_rings_close_has_found() {
         let engine = Engine::over(Arc::new(Rare::default()));
@@ -376,6 +375,7 @@ mod rare {
         Setup { core, ring: other, region, peer }.close();
     }
 
+    /// Only streams that wait have limits.
     #[cfg(feature = "cuda")]
     #[test]
     fn what_has_ended_is_not_late_when_its_value_expires() {
