@@ -239,21 +239,14 @@ fn shown_by(subject: impl Fn(u64) -> Subject, right: impl Fn(Subject) -> Rules, 
     (0..2_000).find(shows).expect("2,000 programs do not show it") + 1
 }
 
-fn rules_of(subject: Subject) -> Rules {
-    match subject {
-        Subject::Kernel(mode) => Rules::kernel(mode.submits_all()),
-        Subject::Moonring => Rules::moonring(),
-    }
-}
-
 /// The random programs are able to see a wrong rule: each fault that is planted in the model shows.
 #[test]
 fn planted_faults_show() {
     for fault in Fault::ALL {
-        let program = shown_by(kernel_subject, rules_of, |rules| rules.with(fault));
+        let program = shown_by(kernel_subject, Subject::rules, |rules| rules.with(fault));
         println!("{fault:?}: shown by the kernel's program {program}");
         if fault != Fault::DrainAfterSkipRuns {
-            let program = shown_by(|_| Subject::Moonring, rules_of, |rules| rules.with(fault));
+            let program = shown_by(|_| Subject::Moonring, Subject::rules, |rules| rules.with(fault));
             println!("{fault:?}: shown by moonring's program {program}");
         }
     }
@@ -263,9 +256,20 @@ fn planted_faults_show() {
 #[test]
 fn deviations_show() {
     for deviation in Deviation::ALL {
-        let program = shown_by(|_| Subject::Moonring, rules_of, |rules| rules.without(deviation));
+        let program = shown_by(|_| Subject::Moonring, Subject::rules, |rules| rules.without(deviation));
         println!("{deviation:?}: shown by program {program}");
     }
+}
+
+/// Which of two timers fires first is the clock's choice, and a late kernel's. This one's T1 fires when its LT3 does.
+#[test]
+fn programs_up_to_the_clock_are_known() {
+    let program = read("T1(2ms,multi=2) T1(inf)/L LT3(2ms)");
+    assert!(random::is_up_to_the_clock(&program, Subject::Kernel(Mode::SubmitAll)), "LT3 cancels the first T1");
+    assert!(!random::is_up_to_the_clock(&program, Subject::Moonring), "LT3 cancels the second one");
+    let seed = 3_621_901_349;
+    let (subject, program) = (kernel_subject(seed), random::program(seed, kernel_subject(seed)));
+    assert!(!random::is_up_to_the_clock(&program, subject), "MOONRING_SEED={seed}: {program}");
 }
 
 #[test]

@@ -110,17 +110,19 @@ pub struct Rules {
     /// A deviation that is missing after all.
     without: Option<Deviation>,
     fault: Option<Fault>,
+    /// Of the timers that fire, the latest is the first to.
+    clock_backwards: bool,
 }
 
 impl Rules {
     /// The kernel's, which stops a submit at a bad entry unless the ring was set up with `SUBMIT_ALL`.
     pub fn kernel(submit_all: bool) -> Rules {
         let deviations: &[_] = if submit_all { &[Deviation::SubmitAll] } else { &[] };
-        Rules { deviations, prompt: false, without: None, fault: None }
+        Rules { deviations, prompt: false, without: None, fault: None, clock_backwards: false }
     }
 
     pub fn moonring() -> Rules {
-        Rules { deviations: &Deviation::ALL, prompt: true, without: None, fault: None }
+        Rules { deviations: &Deviation::ALL, prompt: true, without: None, fault: None, clock_backwards: false }
     }
 
     pub fn with(self, fault: Fault) -> Rules {
@@ -129,6 +131,11 @@ impl Rules {
 
     pub fn without(self, deviation: Deviation) -> Rules {
         Rules { without: Some(deviation), ..self }
+    }
+
+    /// As good an order as the clock's, to a program whose outcome must not depend on it.
+    pub fn with_clock_backwards(self) -> Rules {
+        Rules { clock_backwards: true, ..self }
     }
 
     fn deviate(&self, deviation: Deviation) -> bool {
@@ -779,14 +786,16 @@ impl Model {
     fn settle(&mut self) {
         self.run_tasks();
         loop {
-            let guards = self.armed.iter().filter_map(|armed| armed.request.guard_due).min();
-            let timers = self.armed.iter().map(|armed| armed.due).min();
-            let Some(next) = guards.into_iter().chain(timers).min() else { break };
-            if next > self.now + HORIZON {
-                break;
-            }
+            let horizon = self.now + HORIZON;
+            let first = |dues: &mut dyn Iterator<Item = Duration>| {
+                let dues = dues.filter(|due| *due <= horizon);
+                if self.rules.clock_backwards { dues.max() } else { dues.min() }
+            };
+            let guards = first(&mut self.armed.iter().filter_map(|armed| armed.request.guard_due));
+            let timers = first(&mut self.armed.iter().map(|armed| armed.due));
+            let Some(next) = first(&mut guards.into_iter().chain(timers)) else { break };
             self.now = self.now.max(next);
-            if guards == Some(next) {
+            if guards == Some(next) && !(self.rules.clock_backwards && timers == guards) {
                 let due = self.armed.iter_mut().find(|armed| armed.request.guard_due == Some(next));
                 if let Some(Armed { request, .. }) = due {
                     request.guard_due = None;

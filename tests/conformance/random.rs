@@ -1,13 +1,17 @@
 //! Random programs.
 //!
 //! They stay within what is deterministic. Cancels meet no timer that fires, since either may win. On the kernel they meet
-//! no drain and no open chain either, since worker threads run what these hold back.
+//! no drain and no open chain either, since worker threads run what these hold back. A LinkTimeout of the kernel's cancels
+//! by `user_data`, and so may meet a timer that fires or another LinkTimeout's entry: where the model says that their order
+//! matters, the program is thrown away.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
+use crate::compare;
 use crate::kernel::Mode;
+use crate::model::{Rules, predict};
 use crate::program::{Entry, Flags, INFINITE, Op, Program, Repeat, Target};
 
 /// What runs the program.
@@ -15,6 +19,15 @@ use crate::program::{Entry, Flags, INFINITE, Op, Program, Repeat, Target};
 pub enum Subject {
     Kernel(Mode),
     Moonring,
+}
+
+impl Subject {
+    pub fn rules(self) -> Rules {
+        match self {
+            Subject::Kernel(mode) => Rules::kernel(mode.submits_all()),
+            Subject::Moonring => Rules::moonring(),
+        }
+    }
 }
 
 /// What a program may contain.
@@ -69,13 +82,29 @@ impl Menu {
 /// The program of a seed: one to three submits of one to eight entries.
 pub fn program(seed: u64, subject: Subject) -> Program {
     let mut dice = Dice(Rng::with_seed(seed));
-    let menu = Menu::choose(&mut dice, subject);
+    loop {
+        let program = any_program(&mut dice, subject);
+        if !is_up_to_the_clock(&program, subject) {
+            return program;
+        }
+    }
+}
+
+/// Whether its outcome depends on the order in which timers fire.
+pub fn is_up_to_the_clock(program: &Program, subject: Subject) -> bool {
+    let rules = subject.rules();
+    let backwards = predict(program, rules.with_clock_backwards()).outcome;
+    compare::difference(program, &predict(program, rules), &backwards, true).is_some()
+}
+
+fn any_program(dice: &mut Dice, subject: Subject) -> Program {
+    let menu = Menu::choose(dice, subject);
     let mut program = Program::default();
     let mut next = 1;
     for _ in 0..dice.up_to(3) {
         let mut step: Vec<Entry> = Vec::new();
         for _ in 0..dice.up_to(8) {
-            let entry = entry(&mut dice, menu, subject, step.last(), next);
+            let entry = entry(dice, menu, subject, step.last(), next);
             if matches!(entry.op, Op::LinkTimeout(after) if after != INFINITE) && dice.chance(70) {
                 make_twin(&program, &mut step);
             }
