@@ -465,11 +465,7 @@ impl Model {
                 if !self.rules.has(Fault::HardlinkSurvivesBadMember) {
                     head.entry.flags.remove(Flags::HARDLINK);
                 }
-                let before = self.tasks.len();
-                self.end(head, chain);
-                for task in self.tasks.split_off(before) {
-                    self.run(task);
-                }
+                self.end_with_rest(head, chain);
             }
         } else if self.drain_active {
             self.parallel = true;
@@ -604,7 +600,8 @@ impl Model {
         self.end_soon(request, rest);
     }
 
-    /// Cancels the head of a chain that a drain holds. What a hard link lets start stays behind the drain.
+    /// Cancels the head of a chain that a drain holds, which ends with all that fails behind it. What a hard link lets start
+    /// stays behind the drain, unless it was cancelled before.
     fn cancel_held(&mut self, at: usize) {
         let mut rest = std::mem::take(&mut self.held_chains[at]);
         self.held -= rest.len();
@@ -613,10 +610,12 @@ impl Model {
         if head.is_hard() {
             still_held = rest.split_off(if head.guarded { 1 } else { 0 });
         }
+        let mut next_too = false;
         match still_held.front_mut() {
             Some(next) => {
                 next.drain = head.drain;
                 next.slow = head.slow;
+                next_too = next.cancelled;
                 self.held += still_held.len();
                 self.held_chains[at] = still_held;
             }
@@ -624,7 +623,19 @@ impl Model {
         }
         head.fail(ECANCELED);
         self.never_drained.push(head.entry.user_data);
-        self.end_soon(head, rest);
+        self.end_with_rest(head, rest);
+        if next_too {
+            self.cancel_held(at);
+        }
+    }
+
+    /// Ends a request and what fails behind it.
+    fn end_with_rest(&mut self, request: Request, rest: Chain) {
+        let before = self.tasks.len();
+        self.end(request, rest);
+        for task in self.tasks.split_off(before) {
+            self.run(task);
+        }
     }
 
     /// The kernel ends it a little later.
