@@ -2,13 +2,14 @@
 //! this process, so it is alone in its program.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 mod common;
 
-use common::Setup;
+use common::{LIMIT, Setup};
 use moonring::{WaitError, fence, opcode};
-use std::time::Duration;
 
 struct Counting;
 
@@ -67,6 +68,14 @@ fn step(setup: &mut Setup, fences: &mut Vec<(fence::Signaller, moonring::Fence)>
     }
 }
 
+/// The poller's thread is asleep.
+fn poller_sleeps() -> bool {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    // The state follows the name, which is in parentheses.
+    let mut stats = threads.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("stat")).ok());
+    stats.any(|stat| stat.contains("(moonring-poller) S"))
+}
+
 #[test]
 fn steady_state_allocates_nothing() {
     let mut setup = Setup::loopback(64);
@@ -80,6 +89,11 @@ fn steady_state_allocates_nothing() {
     let (signaller, fence) = fence::host();
     setup.push(opcode::Wait::new().build().wait(&fence));
     setup.ring.submit().unwrap();
+    let end = Instant::now() + LIMIT;
+    while !poller_sleeps() {
+        assert!(Instant::now() < end, "the poller does not sleep");
+        std::thread::yield_now();
+    }
     assert_eq!(setup.ring.wait_timeout(1, Duration::from_millis(20)), Err(WaitError::TimedOut));
     signaller.signal();
     assert_eq!(setup.reap(1).len(), 1);

@@ -5,7 +5,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Setup, reap_exactly};
+use common::{LIMIT, Setup, reap_exactly, taken};
 use moonring::code::errno::{ECANCELED, EINVAL, EIO, EOWNERDEAD, ESHUTDOWN, ETIME, ETIMEDOUT};
 use moonring::fence::{self, Failure, FenceStatus};
 use moonring::opcode::{Cancel, LinkTimeout, Nop, Timeout, Wait};
@@ -281,7 +281,8 @@ fn endings_by_close() {
 
 #[test]
 fn endings_by_the_death_of_the_poller() {
-    let mut setup = Setup::simulated(8, Sim::new(1).delay(50 * MS..51 * MS).panic_at(2));
+    let hour = Duration::from_secs(3600);
+    let mut setup = Setup::simulated(8, Sim::new(1).delay(hour..2 * hour).panic_at(2));
     let (_kept, never) = fence::host();
     let progress = fence::progress(8);
     let [first, second] = [setup.read(0, 8), setup.read(0, 8)];
@@ -290,7 +291,8 @@ fn endings_by_the_death_of_the_poller() {
     let issued = fenced(&mut setup.ring, first);
     let value = setup.ring.submission().push_signalling(nop(3).wait(&never), &progress).unwrap();
     setup.ring.submit().unwrap();
-    thread::sleep(5 * MS);
+    // The first has been taken.
+    taken(&setup.ring);
     let fatal = fenced(&mut setup.ring, second);
     setup.ring.submit().unwrap();
     for fence in [&gated, &held, &issued, &fatal, &progress.at(value).unwrap()] {

@@ -299,7 +299,8 @@ fn signals_go_to_the_applications_threads_and_waits_go_on() {
         if !name.starts_with("moonring") {
             continue;
         }
-        let status = fs::read_to_string(path.join("status")).unwrap();
+        // Threads of other tests come to their end at any time.
+        let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap().trim();
         let blocked = u64::from_str_radix(blocked, 16).unwrap();
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGCHLD, libc::SIGPROF] {

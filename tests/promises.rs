@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Setup, reap_exactly};
+use common::{LIMIT, Setup, reap_exactly, taken};
 use moonring::code::errno;
 use moonring::sim::Sim;
 use moonring::{
@@ -138,13 +138,10 @@ fn every_entry_ends_once_under_faults() {
 /// Promise 4: MORE, and NOTIF when the buffer is quiet; the region is busy until then.
 #[test]
 fn an_unquiet_result_is_followed_by_a_notif() {
-    let sim = Sim::new(3).unquiet(1000).delay(Duration::from_millis(5)..Duration::from_millis(6));
+    let sim = Sim::new(3).unquiet(1000).delay(Duration::from_millis(500)..Duration::from_millis(501));
     let mut setup = Setup::simulated(4, sim);
     setup.push(setup.read(0, 64).user_data(5));
-    let first = {
-        setup.ring.submit_and_wait(1).unwrap();
-        setup.ring.completion().next().unwrap()
-    };
+    let first = setup.reap(1)[0];
     assert_eq!((first.res(), first.flags(), first.user_data()), (-errno::ETIMEDOUT, CqeFlags::MORE, 5));
     assert!(matches!(setup.ours.unregister(), Err(UnregisterError::Busy(1))));
     let second = setup.reap(1)[0];
@@ -246,20 +243,20 @@ fn completions_wait_for_room_in_order() {
     pushed += 1;
     // A CQ of 16 fills up, then completions wait in their slots until the ring is full.
     let end = Instant::now() + LIMIT;
-    let mut refusals = 0;
-    while refusals < 100 {
-        assert!(Instant::now() < end);
+    while pushed < 16 + 8 {
+        assert!(Instant::now() < end, "{pushed} are accepted");
         let entry = setup.read(0, 8).user_data(pushed);
         match setup.ring.submission().push(entry) {
             Ok(()) => pushed += 1,
-            Err(_) => {
-                refusals += 1;
-                std::thread::sleep(Duration::from_micros(200));
-            }
+            Err(_) => std::thread::yield_now(),
         }
         setup.ring.submit().unwrap();
     }
-    assert_eq!(pushed, 16 + 8);
+    // And then no more.
+    for _ in 0..100 {
+        assert_eq!(setup.refused(setup.read(0, 8)), Refusal::Full { capacity: 8 });
+        taken(&setup.ring);
+    }
     signaller.signal();
     let mut seen = Vec::new();
     while seen.len() < pushed as usize {
@@ -354,6 +351,7 @@ fn an_overdue_entry_leaves_its_segment_an_eighth() {
 #[test]
 fn dropping_a_ring_with_work_in_every_state_is_bounded() {
     let sim = Sim::new(5).delay(Duration::from_secs(3600)..Duration::from_secs(3601));
+    let probe = sim.probe();
     let mut setup = Setup::simulated(64, sim);
     let (signaller, fence) = fence::host();
     for n in 0..10 {
@@ -361,8 +359,13 @@ fn dropping_a_ring_with_work_in_every_state_is_bounded() {
         setup.push(setup.read(0, 8).wait(&fence));
     }
     setup.ring.submit().unwrap();
-    std::thread::sleep(Duration::from_millis(20));
-    setup.push(setup.read(0, 8));
+    let end = Instant::now() + LIMIT;
+    while probe.issued() < 10 {
+        assert!(Instant::now() < end, "{} of 10 are issued", probe.issued());
+        std::thread::yield_now();
+    }
+    // Pushed and not submitted. Dropping submits it, and the poller may take it before it hears of the end.
+    setup.push(setup.read(0, 8).wait(&fence));
     let mut submitter = setup.ring.submitter();
     let start = Instant::now();
     drop(setup.ring);

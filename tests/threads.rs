@@ -171,7 +171,10 @@ fn waiting_ends_at_its_limit_with_what_is_ready() {
     assert!(start.elapsed() >= Duration::from_millis(20));
     setup.push(opcode::Nop::new().build());
     setup.ring.submit().unwrap();
+    assert_eq!(setup.ring.wait_timeout(1, LIMIT), Ok(1));
+    let start = Instant::now();
     assert_eq!(setup.ring.wait_timeout(2, Duration::from_millis(20)), Ok(1));
+    assert!(start.elapsed() >= Duration::from_millis(20));
     signaller.signal();
     assert_eq!(setup.ring.wait(2), Ok(2));
 }

@@ -457,6 +457,8 @@ fn parts_that_are_not_quiet_hold_the_regions_until_notif() {
         let cqes = setup.reap(2);
         assert_eq!(cqes.iter().map(Cqe::flags).collect::<Vec<_>>(), [CqeFlags::MORE, CqeFlags::NOTIF]);
     }
+    // With time to look at what is between.
+    let mut setup = Setup::simulated(8, Sim::new(8).delay(same(500)).unquiet(1000));
     setup.push(Readv::new(parts(&setup, 0, 100)).build().user_data(1).flags(EntryFlags::IO_HARDLINK));
     setup.push(Nop::new().build().user_data(2));
     let first = setup.reap(1)[0];

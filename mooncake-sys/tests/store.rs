@@ -15,7 +15,7 @@ const BYTES: usize = 4 << 20;
 /// What a client adds to the store.
 const SEGMENT: u64 = 16 << 20;
 /// How long a value is protected from eviction and removal after it was asked for.
-const LEASE: Duration = Duration::from_millis(300);
+const LEASE: Duration = Duration::from_secs(1);
 
 /// A client with registered memory of its own, and the master that it talks to.
 struct Client {

@@ -308,10 +308,14 @@ fn a_stream_is_released_although_the_context_is_locked() {
         let (signaller, go) = fence::host();
         let at = s.load(7, &loads, &go);
         // A flush needs the context: there the limit is what ends the wait.
-        let limit = if release == Release::Direct { LONG } else { Duration::from_millis(200) };
+        let limit = if release == Release::Direct { LONG } else { Duration::from_millis(600) };
         let loaded = loads.hold(&s.stream, at, limit).unwrap();
         thread::scope(|scope| {
             let launch = scope.spawn(|| first_launch(&s.context, &other));
+            while !fake.take_log().iter().any(|call| call.name == "cuLaunchKernel") {
+                assert!(!launch.is_finished(), "it never launched");
+                thread::yield_now();
+            }
             thread::sleep(Duration::from_millis(50));
             assert!(!launch.is_finished(), "the lock is held");
             signaller.signal();

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use moonring::opcode::Cancel;
 use moonring::sim::Sim;
 use moonring::{Cqe, Engine, Entry, Refusal, Region, RegionInfo, Registered, Ring, Segment, opcode};
 
@@ -59,6 +60,13 @@ impl Setup {
     pub fn reap(&mut self, count: usize) -> Vec<Cqe> {
         self.ring.submit().unwrap();
         reap_exactly(&mut self.ring, count)
+    }
+}
+
+/// The poller has taken everything that was submitted to the ring: its answer to a call comes after that.
+pub fn taken(ring: &Ring) {
+    for _ in 0..2 {
+        assert_eq!(ring.controller().cancel(Cancel::user_data(u64::MAX)), Ok(0));
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_sys::{Api, TransferEngine};
 use moonring::{CqeFlags, Engine, Region, Ring, mooncake, opcode};
 
-use crate::peer::{LIMIT, Peer, alone};
+use crate::peer::{LIMIT, Peer, alone, issued};
 
 const PAGE: usize = 4096;
 
@@ -122,7 +122,7 @@ fn the_owner_is_kept_while_a_transfer_runs() {
     let read = opcode::Read::new(ours.slice(..).unwrap(), segment.at(peer.info.address));
     ring.submission().push(read.build()).unwrap();
     ring.submit().unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    issued(&mut ring);
     let address = ours.address() as *const u8;
     drop((ring, engine, segment, ours));
     assert!(Arc::strong_count(&maker) > 1, "the owner was let go of under a running transfer");

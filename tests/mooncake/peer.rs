@@ -52,6 +52,17 @@ pub fn matching(region: &Registered, seed: u8, offset: usize, len: usize) -> usi
     bytes.iter().zip(offset..).filter(|&(&byte, at)| byte == pattern(seed, at)).count()
 }
 
+/// Everything that was submitted to the ring and waits for nothing is with the transport, which keeps it: the second Nop is taken
+/// after the turn that took the first, and all that was submitted before it.
+pub fn issued(ring: &mut Ring) {
+    for _ in 0..2 {
+        ring.submission().push(opcode::Nop::new().build().user_data(u64::MAX)).unwrap();
+        ring.submit().unwrap();
+        assert_eq!(ring.wait_timeout(1, LIMIT), Ok(1));
+        assert_eq!(ring.completion().next().unwrap().user_data(), u64::MAX);
+    }
+}
+
 /// The command that runs one test of this binary.
 pub fn this_test(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -166,9 +177,10 @@ impl Peer {
 
     fn all_threads_are_stopped(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
+        // One that has ended meanwhile may have started another: not yet.
+        threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat"))).all(|stat| {
             // The state follows the name, which ends with the last parenthesis.
-            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+            stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')))
         })
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use moonring::code::errno;
 use moonring::{CqeFlags, OpenError, Region, Registered, Ring, Segment, Stage, UnregisterError, opcode};
 
-use crate::peer::{LIMIT, Peer, alone, engine, fill, rerun};
+use crate::peer::{LIMIT, Peer, alone, engine, fill, issued, rerun};
 
 const PAGE: usize = 4096;
 const BIG: usize = 8 << 20;
@@ -241,7 +241,7 @@ fn dropping_a_ring_is_bounded_while_a_peer_is_stopped() {
         let write = opcode::Write::new(region.slice(..).unwrap(), sick_segment.at(sick.info.address));
         ring.submission().push(write.build()).unwrap();
         ring.submit().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        issued(&mut ring);
         let keep = (!last_user).then_some(region);
         let start = Instant::now();
         drop(ring);

@@ -51,7 +51,7 @@ impl Setup {
     /// Where copies take this long, if the driver can be told so.
     fn slow_copies(&self) {
         if let Some(fake) = self.gpu.fake {
-            fake.set(Knob::CopyDelay(Duration::from_millis(20)));
+            fake.set(Knob::CopyDelay(Duration::from_millis(200)));
         }
     }
 
