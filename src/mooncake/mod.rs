@@ -153,6 +153,9 @@ impl Builder {
             (Some(name), Metadata::P2pHandshake) => return Err(BuildError::NameNotOurs(name.clone())),
             (Some(name), _) => check_name("name", name)?,
         };
+        // Threads inherit the mask of the one that starts them: Mooncake's, and those of the libraries that come with it, which
+        // start some when they are loaded.
+        let deaf = Deaf::new();
         let api = Api::load()?;
         if let (Metadata::Redis(url), Some(version)) = (&self.metadata, api.wheel_version()) {
             return Err(BuildError::NotInWheel { url: url.clone(), version: version.to_owned() });
@@ -166,8 +169,6 @@ impl Builder {
             Protocol::Tcp => (c"tcp", false),
             Protocol::Rdma => (c"rdma", true),
         };
-        // Mooncake's threads inherit the mask of the one that makes the engine.
-        let deaf = Deaf::new();
         let engine = api.create_engine(&metadata, &name, &host, 0, discover)?;
         // SAFETY: we have just made the engine, and nobody else knows it.
         let installed = unsafe {

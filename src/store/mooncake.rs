@@ -16,7 +16,7 @@ use super::request::{Kind, Request};
 use crate::engine::Engine;
 use crate::mooncake::{BuildError, Metadata, Protocol, check_name, env};
 use crate::region::Slice;
-use crate::thread;
+use crate::thread::{self, Deaf};
 use crate::transport::{RawMemory, TransportError};
 
 /// Bytes of the client's own buffer unless set.
@@ -144,7 +144,10 @@ impl Builder {
         if !(1..=MAX_WORKERS).contains(&self.workers) {
             return Err(ConnectError::Workers(self.workers));
         }
+        // Libraries that come with Mooncake start threads when they are loaded.
+        let deaf = Deaf::new();
         let api = StoreApi::load().map_err(BuildError::from)?;
+        drop(deaf);
         env::enable_pool();
         if let Some(level) = self.log_level {
             api.set_log_level(level).map_err(BuildError::from)?;

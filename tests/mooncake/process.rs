@@ -9,13 +9,16 @@ use moonring::opcode::{Read, Write};
 use moonring::{Refusal, Region, Ring, WaitError};
 
 use crate::children::{wait_for, wait_for_program};
-use crate::peer::{LIMIT, Peer, alone, engine, this_test};
+use crate::peer::{LIMIT, Peer, alone, engine, rerun, this_test};
 
-/// Neither ours nor Mooncake's own.
+/// Neither ours, nor Mooncake's own, nor those of libraries that are loaded with it.
 #[test]
 #[ignore = "needs cargo xtask setup"]
 fn an_engines_threads_take_no_signals() {
-    let _alone = alone();
+    // In a process of its own: other tests start threads too.
+    if !rerun("process::an_engines_threads_take_no_signals", &[]) {
+        return;
+    }
     let peer = Peer::start(4096);
     let tasks = || fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let before: Vec<_> = tasks().collect();
@@ -33,8 +36,12 @@ fn an_engines_threads_take_no_signals() {
         let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
         let blocked = u64::from_str_radix(&line("SigBlk:"), 16).unwrap();
         println!("{} {blocked:016x}", line("Name:"));
+        let blocks = |signal: i32| blocked >> (signal - 1) & 1 != 0;
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGCHLD] {
-            assert_ne!(blocked >> (signal - 1) & 1, 0, "{}: {signal}: {blocked:x}", line("Name:"));
+            // A Go runtime, as etcd's client brings it along, opens some signals for itself, whatever the mask was when it
+            // started: SIGURG, which tells its threads from others, and SIGCHLD.
+            let go = signal == libc::SIGCHLD && !blocks(libc::SIGURG);
+            assert!(blocks(signal) || go, "{}: {signal}: {blocked:x}", line("Name:"));
         }
         checked += 1;
     }
