@@ -103,6 +103,7 @@ impl Engine {
         if self.is_here() { Ok(()) } else { Err(fail()) }
     }
 
+    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
     }
@@ -307,7 +308,7 @@ impl Engine {
     }
 
     /// Looks a peer up on the caller's thread.
-    #[cfg(all(test, not(loom)))]
+    #[cfg(test)]
     pub(crate) fn open_here(&self, name: &str, fresh: bool) -> Segment {
         if fresh {
             self.forget_segment(name);
@@ -530,6 +531,7 @@ impl Segment {
         }
     }
 
+    #[inline]
     pub(crate) fn is_stale(&self) -> bool {
         self.inner.stale.load(Relaxed)
     }

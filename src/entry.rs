@@ -9,7 +9,7 @@ use crate::engine::{Place, Remote};
 use crate::fence::Fence;
 use crate::region::{RegionInner, Slice};
 use crate::ring::Messages;
-use crate::sqe::Opcode;
+use crate::sqe::{Opcode, Sqe};
 use crate::store::request::Request;
 
 bitflags! {
@@ -55,6 +55,22 @@ pub struct Entry {
 pub(crate) struct Transfer {
     pub(crate) local: Slice,
     pub(crate) remote: Place,
+}
+
+impl Transfer {
+    /// What an SQE has of it; a use of the region is its caller's to begin.
+    #[inline]
+    pub(crate) fn lowered(&self) -> Sqe {
+        let Transfer { local, remote } = self;
+        Sqe {
+            local: local.address,
+            len: local.len as u32,
+            region: Arc::as_ptr(&local.region),
+            remote: remote.address,
+            target: remote.segment.inner.target,
+            ..Sqe::EMPTY
+        }
+    }
 }
 
 /// What an entry is about.
@@ -157,6 +173,12 @@ impl Entry {
             }
             _ => None,
         }
+    }
+
+    /// True if it has one fence at most, and no limit: nothing that does not fit into an SQE.
+    #[inline]
+    pub(crate) fn needs_no_side(&self) -> bool {
+        self.more_fences.is_empty() && self.limits == [0; 2]
     }
 
     pub(crate) fn vectored(op: Opcode, parts: Parts) -> Entry {

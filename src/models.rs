@@ -542,6 +542,41 @@ fn region_unused() {
     });
 }
 
+/// A producer counts a run of uses by itself until it publishes them: whenever the core ends them, and whoever looks then, none
+/// is missed.
+#[test]
+fn region_uses_of_a_run() {
+    check(3, || {
+        let engine = Engine::loopback();
+        let region = engine.register(Region::alloc(1).unwrap()).unwrap();
+        let peer = engine.open_here(engine.name(), false);
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(2, &engine);
+        let mut core = Core::new(ring.controls(), 0);
+        core.turn(1);
+        let pusher = {
+            let region = region.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    // Refused while the region is closed.
+                    let none = region.slice(..0).unwrap();
+                    let _ = ring.submission().push(opcode::Read::new(none, peer.at(0)).build());
+                }
+                ring.submit().unwrap();
+                ring
+            })
+        };
+        core.turn(2);
+        match region.region.close() {
+            Ok(()) => region.region.reopen(),
+            Err(uses) => assert!((1..=2).contains(&uses)),
+        }
+        let ring = pusher.join().unwrap();
+        core.turn(3);
+        assert_eq!(region.region.close(), Ok(()));
+        close(ring, thread::spawn(move || poll_on(core)));
+    });
+}
+
 /// Two producers share the units while some are given back: whatever they see of it, three are enough for two.
 #[test]
 fn units_of_two_producers() {

@@ -7,8 +7,9 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::ops::{Bound, RangeBounds};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -215,6 +216,73 @@ impl RegionInner {
     /// What keeps the addresses of our own mapping from being given back.
     pub(crate) fn addresses(&self) -> Option<Addresses> {
         self.mapping.clone().map(Addresses)
+    }
+}
+
+/// Uses of one region that a producer has begun one after the other and not published. The first of them is counted in the
+/// region, which keeps it open; the others are counted here until [`tell`](Self::tell), so that a run of entries with one region
+/// costs the region's word two exchanges, not one each.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// With a use begun that no core can end; null without.
+    region: *const RegionInner,
+    more: u64,
+}
+
+// SAFETY: what the pointer leads to is Send and Sync.
+unsafe impl Send for Begun {}
+
+impl Begun {
+    pub(crate) const NONE: Begun = Begun { region: ptr::null(), more: 0 };
+
+    /// Begins a use; false if the region is unregistered. Each true is paired with one [`undo`](Self::undo), or, after
+    /// [`tell`](Self::tell), with one [`end_use`](RegionInner::end_use).
+    #[inline]
+    pub(crate) fn begin(&mut self, region: &Arc<RegionInner>) -> bool {
+        if self.region == Arc::as_ptr(region) {
+            self.more += 1;
+            return true;
+        }
+        self.tell();
+        let begun = region.begin_use();
+        if begun {
+            self.region = Arc::as_ptr(region);
+        }
+        begun
+    }
+
+    /// Takes back the use begun last.
+    ///
+    /// # Safety
+    /// It is of `region`, and no core was shown it.
+    pub(crate) unsafe fn undo(&mut self, region: *const RegionInner) {
+        if self.region == region && self.more > 0 {
+            self.more -= 1;
+            return;
+        }
+        if self.region == region {
+            self.region = ptr::null();
+        }
+        // SAFETY: the use that is ended here has kept the region, as the caller says.
+        unsafe { &*region }.end_use();
+    }
+
+    /// Counts what was begun in the region. Before any of it is published: a core ends what it is shown, and fewer uses begun
+    /// than ended would close the region under those that run.
+    #[inline]
+    pub(crate) fn tell(&mut self) {
+        let more = mem::take(&mut self.more);
+        let region = mem::replace(&mut self.region, ptr::null());
+        if more > 0 {
+            // SAFETY: the first use keeps the region: no core was shown its entry.
+            unsafe { &*region }.begun.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.tell();
     }
 }
 
@@ -515,7 +583,8 @@ pub enum AccessError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnregisterError {
-    /// So many uses of it are outstanding: entries accepted and not quiet, and copies that run.
+    /// So many uses of it are outstanding: entries accepted and not quiet, and copies that run. Reads and Writes that were pushed
+    /// one after the other and are not submitted yet may count as one.
     #[error("busy: {0} outstanding uses of the region; reap their completions and unregister again")]
     Busy(u64),
     /// It was unregistered before.

@@ -315,6 +315,13 @@ impl Sqe {
         (!request.is_null()).then(|| unsafe { Arc::from_raw(request) })
     }
 
+    /// A Read's or Write's region, whose use the caller ends.
+    #[inline]
+    pub(crate) fn take_region(&mut self) -> Option<*const RegionInner> {
+        let plain = matches!(self.op, Opcode::Read | Opcode::Write) && !self.region.is_null();
+        plain.then(|| std::mem::replace(&mut self.region, ptr::null()))
+    }
+
     /// Ends the uses of regions; of a message's target, if it was not sent. A vectored entry's list goes back to its pool, if
     /// that is there.
     #[inline]

@@ -10,6 +10,7 @@ use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
+use crate::region::Begun;
 use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::store::request::{self, MAX_KEY, Request, Unusable};
@@ -185,6 +186,8 @@ pub struct PushChainError {
 /// One queue's producing end: the owner's, or a submitter's lane.
 #[derive(Debug)]
 pub(super) struct Pusher {
+    /// Before the queue, so that it is dropped before it: what is left in a queue may still be taken.
+    begun: Begun,
     sq: Producer<Sqe>,
     units: Units,
     /// The last entry pushed is linked to the next.
@@ -209,7 +212,7 @@ enum Units {
 impl Pusher {
     pub(super) fn owner(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32, sq: Producer<Sqe>) -> Pusher {
         let units = Units::Own { accepted: 0, freed: 0 };
-        Pusher { shared, controls, ring, sq, units, open: false, shares: Shares::default() }
+        Pusher { begun: Begun::NONE, shared, controls, ring, sq, units, open: false, shares: Shares::default() }
     }
 
     /// From now on there are other producers.
@@ -261,6 +264,16 @@ impl Pusher {
     /// The same for any entry. Apart, because an SQE that is looked at and taken back is built in memory, not in registers.
     #[inline(never)]
     fn push_owning(&mut self, mut entry: Entry) -> Result<(), PushError> {
+        if let Payload::Transfer(transfer) = &entry.payload
+            && entry.needs_no_side()
+            && self.take_transfer(transfer)
+        {
+            let &Entry { op, flags, op_flags, user_data, .. } = &entry;
+            let sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered() };
+            let fence = entry.fence.take();
+            self.write(sqe, fence);
+            return Ok(());
+        }
         match self.lower(&entry) {
             Ok(sqe) => {
                 let fence = entry.fence.take();
@@ -354,9 +367,8 @@ impl Pusher {
     /// Takes back the entry pushed last, which is not published.
     fn unpush(&mut self) {
         if let Some(mut sqe) = self.sq.unwrite() {
-            self.give_side_back(mem::replace(&mut sqe.side, Sqe::NO_SIDE));
             self.give_share_back(&sqe);
-            sqe.end_use(Some(&self.shared.lists));
+            self.let_go(&mut sqe);
             sqe.discard();
             self.untake_unit();
         }
@@ -370,6 +382,34 @@ impl Pusher {
                 self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Takes what a transfer needs, unless something is in the way: then [`lower`](Self::lower) finds out what.
+    #[inline]
+    fn take_transfer(&mut self, transfer: &Transfer) -> bool {
+        if self.shared.life() != Life::Open || !self.is_good(transfer) || !self.take_unit(self.shared.capacity) {
+            return false;
+        }
+        let target = transfer.remote.segment.inner.target;
+        if self.take_share(target).is_ok() {
+            if self.begun.begin(&transfer.local.region) {
+                return true;
+            }
+            self.untake_share(target);
+        }
+        self.untake_unit();
+        false
+    }
+
+    /// The same as [`check`](Self::check).
+    #[inline]
+    fn is_good(&self, transfer: &Transfer) -> bool {
+        let Transfer { local, remote } = transfer;
+        let engine = self.shared.engine.id();
+        local.region.engine == engine
+            && remote.segment.inner.engine == engine
+            && !remote.segment.is_stale()
+            && check_range(local.len, remote.address).is_ok()
     }
 
     /// Checks the entry and takes what it needs. Its single fence is moved in by the caller.
@@ -391,22 +431,18 @@ impl Pusher {
             }
             Payload::Transfer(transfer) => {
                 self.check(transfer)?;
-                sqe.local = transfer.local.address;
-                sqe.len = transfer.local.len as u32;
-                sqe.region = Arc::as_ptr(&transfer.local.region);
-                sqe.remote = transfer.remote.address;
-                sqe.target = transfer.remote.segment.inner.target;
+                sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered() };
             }
             Payload::Other(Other::Parts(parts)) => (sqe.len, sqe.target) = self.check_parts(parts)?,
             Payload::Other(Other::Store(request)) => (sqe.len, sqe.target) = self.check_request(request)?,
         }
-        if !entry.more_fences.is_empty() || entry.limits != [0; 2] {
+        if !entry.needs_no_side() {
             sqe.side = self.take_side(entry)?;
         }
         match &entry.payload {
             Payload::Other(Other::Values { .. }) => {}
             Payload::Transfer(transfer) => {
-                if !transfer.local.region.begin_use() {
+                if !self.begun.begin(&transfer.local.region) {
                     self.give_side_back(sqe.side);
                     return Err(Refusal::Unregistered(transfer.local.region.memory));
                 }
@@ -427,14 +463,18 @@ impl Pusher {
             },
         }
         if let Some(peer) = sqe.peer()
-            && let Err(why) = self.take_share(peer, entry)
+            && let Err(Exhausted { limit, overdue }) = self.take_share(peer)
         {
-            self.let_go(sqe);
-            return Err(why);
+            self.let_go(&mut sqe);
+            let segment = entry.peer_name().into();
+            return Err(match overdue {
+                true => Refusal::SegmentOverdue { segment, limit },
+                false => Refusal::SegmentShare { segment, limit },
+            });
         }
         if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
             self.give_share_back(&sqe);
-            self.let_go(sqe);
+            self.let_go(&mut sqe);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
         }
         if let Payload::Other(Other::Values { target: Some(target), .. }) = &entry.payload {
@@ -449,10 +489,14 @@ impl Pusher {
         Ok(sqe)
     }
 
-    /// Gives back what a refused entry had taken first: its uses, and its side block.
-    fn let_go(&self, mut sqe: Sqe) {
-        sqe.end_use(Some(&self.shared.lists));
-        self.give_side_back(sqe.side);
+    /// Gives back what an entry had taken first that is refused, or taken back: its uses, and its side block.
+    fn let_go(&mut self, sqe: &mut Sqe) {
+        match sqe.take_region() {
+            // SAFETY: the entry is the last that was lowered, and is not published.
+            Some(region) => unsafe { self.begun.undo(region) },
+            None => sqe.end_use(Some(&self.shared.lists)),
+        }
+        self.give_side_back(mem::replace(&mut sqe.side, Sqe::NO_SIDE));
     }
 
     fn check(&self, transfer: &Transfer) -> Result<(), Refusal> {
@@ -477,19 +521,21 @@ impl Pusher {
     }
 
     #[inline]
-    fn take_share(&mut self, peer: u32, entry: &Entry) -> Result<(), Refusal> {
-        let Pusher { shared, shares, .. } = self;
+    fn take_share(&mut self, peer: u32) -> Result<(), Exhausted> {
+        let Pusher { shared, shares, units, .. } = self;
         let share = shares.of(peer, |peer| shared.share(peer));
-        share.take(shared.capacity, shared.has_one_segment()).map_err(|Exhausted { limit, overdue }| {
-            let segment = entry.peer_name().into();
-            if overdue { Refusal::SegmentOverdue { segment, limit } } else { Refusal::SegmentShare { segment, limit } }
-        })
+        let sole = matches!(units, Units::Own { .. });
+        share.take(shared.capacity, shared.has_one_segment(), sole)
+    }
+
+    fn untake_share(&mut self, peer: u32) {
+        let Pusher { shared, shares, .. } = self;
+        shares.of(peer, |peer| shared.share(peer)).untake();
     }
 
     fn give_share_back(&mut self, sqe: &Sqe) {
         if let Some(target) = sqe.peer() {
-            let Pusher { shared, shares, .. } = self;
-            shares.of(target, |target| shared.share(target)).untake();
+            self.untake_share(target);
         }
     }
 
@@ -598,6 +644,7 @@ impl Pusher {
     /// Shows the core everything that was pushed, without waking it.
     #[inline]
     fn publish(&mut self) -> usize {
+        self.begun.tell();
         if let Units::Own { accepted, .. } = self.units {
             // Before the entries: nobody sees more units given back than taken.
             self.shared.accepted.store(accepted, Ordering::Relaxed);
@@ -642,6 +689,7 @@ fn begin_uses(request: &Request) -> Result<(), Refusal> {
     })
 }
 
+#[inline]
 fn check_range(len: u64, remote: u64) -> Result<(), Refusal> {
     if len > i32::MAX as u64 {
         return Err(Refusal::TooLong(len));
@@ -669,8 +717,17 @@ impl Submitter {
         let lane = shared.take_lane();
         shared.submitters.fetch_add(1, Ordering::Relaxed);
         controls.send(Control::Lane { ring, lane, entries });
-        let shares = Shares::default();
-        Submitter { pusher: Pusher { shared, controls, ring, sq, units: Units::Shared, open: false, shares }, lane }
+        let pusher = Pusher {
+            begun: Begun::NONE,
+            shared,
+            controls,
+            ring,
+            sq,
+            units: Units::Shared,
+            open: false,
+            shares: Shares::default(),
+        };
+        Submitter { pusher, lane }
     }
 
     /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after

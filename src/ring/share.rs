@@ -26,11 +26,16 @@ pub(crate) struct Exhausted {
 }
 
 impl Share {
-    /// Takes a unit. `alone`: the ring has pushed to no other segment, so there is nobody to leave room for.
+    /// Takes a unit. `alone`: the ring has pushed to no other segment, so there is nobody to leave room for. `sole`: there is no
+    /// other producer, so it needs no exchange.
     #[inline]
-    pub(crate) fn take(&self, capacity: u64, alone: bool) -> Result<(), Exhausted> {
-        if alone {
+    pub(crate) fn take(&self, capacity: u64, alone: bool, sole: bool) -> Result<(), Exhausted> {
+        if alone && !sole {
             self.taken.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        if alone {
+            self.taken.store(self.taken.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             return Ok(());
         }
         let overdue = self.overdue.load(Ordering::Relaxed) > 0;
@@ -106,17 +111,17 @@ mod tests {
     fn a_share_is_three_quarters_and_an_eighth_with_something_overdue() {
         let share = Share::default();
         for _ in 0..12 {
-            share.take(16, false).unwrap();
+            share.take(16, false, false).unwrap();
         }
-        assert_eq!(share.take(16, false), Err(Exhausted { limit: 12, overdue: false }));
-        share.take(16, true).unwrap();
+        assert_eq!(share.take(16, false, false), Err(Exhausted { limit: 12, overdue: false }));
+        share.take(16, true, true).unwrap();
         share.add_overdue();
         for _ in 0..12 {
             share.give_back();
         }
-        share.take(16, false).unwrap();
-        assert_eq!(share.take(16, false), Err(Exhausted { limit: 2, overdue: true }));
+        share.take(16, false, false).unwrap();
+        assert_eq!(share.take(16, false, false), Err(Exhausted { limit: 2, overdue: true }));
         share.remove_overdue();
-        share.take(16, false).unwrap();
+        share.take(16, false, false).unwrap();
     }
 }
