@@ -208,6 +208,18 @@ impl Sqe {
         first == 0 && self.side == Sqe::NO_SIDE && self.fence.is_null() && self.signal.is_null()
     }
 
+    /// True if it goes to its peer as soon as it is taken, unless a drain holds it: a Read or Write that has bytes to move, waits
+    /// for nothing and is no part of a chain.
+    #[inline]
+    pub(crate) fn starts_at_once(&self) -> bool {
+        matches!(self.op, Opcode::Read | Opcode::Write)
+            && self.len > 0
+            && EntryFlags::CQE_SKIP_SUCCESS.contains(self.flags)
+            && self.side == Sqe::NO_SIDE
+            && self.fence.is_null()
+            && self.signal.is_null()
+    }
+
     /// True if a transport or a Store does it.
     pub(crate) fn is_transfer(&self) -> bool {
         matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored() || self.op.is_store()

@@ -56,7 +56,7 @@ impl Core {
             if after.is_some() || sqe.flags.intersects(EntryFlags::CHAINED) {
                 sqe.never_merge();
             }
-            let slot = self.slots.take(ring, sqe, self.now);
+            let slot = self.take_slot(ring, sqe);
             self.slots[slot].state = State::Held;
             if let Some(route) = sqe.route() {
                 self.slots.member(slot).cancelled = route.take(self.slots.token(slot));
@@ -108,6 +108,16 @@ impl Core {
             self.end_deferred(head);
         }
         self.release_deferred(ring);
+    }
+
+    /// Takes a transfer that [starts at once](Sqe::starts_at_once), with what a unit of one and its start come to.
+    #[inline]
+    pub(super) fn take_transfer(&mut self, ring: u32, sqe: Sqe) {
+        let slot = self.take_slot(ring, sqe);
+        self.slots.member(slot).counted = true;
+        self.ring(ring).running += 1;
+        self.slots[slot].issued = self.now;
+        self.make_ready(slot);
     }
 
     /// Takes what other producers published before the drain that was just taken: all of it is earlier.
@@ -280,10 +290,14 @@ impl Core {
     #[inline]
     pub(super) fn unpark(&mut self, slot: u32) {
         if self.slots.member(slot).indexed {
-            let ring = self.slots[slot].ring;
-            let state = self.rings[ring as usize].as_mut().expect("a ring outlives its entries");
-            state.index.remove(&mut self.slots, slot);
+            self.leave_index(slot);
         }
+    }
+
+    fn leave_index(&mut self, slot: u32) {
+        let ring = self.slots[slot].ring;
+        let state = self.rings[ring as usize].as_mut().expect("a ring outlives its entries");
+        state.index.remove(&mut self.slots, slot);
     }
 }
 

@@ -12,6 +12,7 @@ mod gate;
 mod index;
 mod merge;
 mod message;
+mod met;
 mod parts;
 mod peers;
 mod ring;
@@ -505,9 +506,20 @@ impl Core {
             let Some(sqe) = ring.next_entry() else { break };
             nops = sqe.op == Opcode::Nop;
             left -= 1;
-            self.take_unit(index, sqe, Gather::Yes);
+            if sqe.starts_at_once() && !ring.is_draining() {
+                self.take_transfer(index, sqe);
+            } else {
+                self.take_unit(index, sqe, Gather::Yes);
+            }
         }
         left < BUDGET
+    }
+
+    /// Counts an entry that came off a queue, and gives it a slot.
+    #[inline]
+    fn take_slot(&mut self, ring: u32, sqe: Sqe) -> u32 {
+        let peer = self.ring(ring).meet(&sqe);
+        self.slots.take(ring, sqe, peer, self.now)
     }
 
     /// An entry whose turn has come waits for its fences, or goes on.
@@ -631,6 +643,7 @@ impl Core {
     }
 
     /// An entry has its result. If the transport is not quiet, `slots[slot].quiet` says so already.
+    #[inline]
     fn conclude(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) {
         if let Some(step) = self.end(slot, res, stage, detail) {
             self.steps.push_back(step);
@@ -648,14 +661,14 @@ impl Core {
         let ran_out = res == -errno::ETIME && stage == Stage::Done;
         let expected = ran_out && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
         let failed = (res < 0 && !expected) || !entry.quiet;
-        let Sqe { op, target, side, fence, .. } = entry.sqe;
-        let (ring, quiet) = (entry.ring, entry.quiet);
+        let Sqe { op, side, fence, .. } = entry.sqe;
+        let (ring, peer, quiet) = (entry.ring, entry.peer, entry.quiet);
         if side != Sqe::NO_SIDE || !fence.is_null() {
             // It never came to the gate, and has what it was to show there.
             self.leave_gate(slot);
         }
         if !quiet {
-            self.ring(ring).add_overdue(target);
+            self.ring(ring).add_overdue(peer);
         }
         self.timers.remove(slot);
         self.unpark(slot);
@@ -666,14 +679,11 @@ impl Core {
         if failed && member.skip && (op != Opcode::LinkTimeout || member.bad) {
             (member.skip, member.skip_rest) = (false, true);
         }
-        let counted = std::mem::take(&mut member.counted);
-        if member.next == NONE && !counted {
-            // The common case: an entry alone.
+        let (counted, alone) = (std::mem::take(&mut member.counted), member.next == NONE);
+        self.ring(ring).running -= usize::from(counted);
+        if alone {
             self.post_slot(slot);
             return None;
-        }
-        if counted {
-            self.ring(ring).running -= 1;
         }
         let guard = self.take_guard(slot);
         let step = self.follow(slot, failed);
@@ -711,6 +721,7 @@ impl Core {
     }
 
     /// Posts what a slot has to say; its ring has room.
+    #[inline]
     fn post_now(&mut self, slot: u32) {
         let entry = &mut self.slots[slot];
         let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
@@ -746,6 +757,7 @@ impl Core {
         }
     }
 
+    #[inline]
     fn land(&mut self, event: Event) {
         let (Event::Result { op, .. } | Event::Quiet { op, .. }) = event;
         let Some(slot) = self.slots.find(op) else { return };
@@ -758,6 +770,7 @@ impl Core {
         }
     }
 
+    #[inline]
     fn land_alone(&mut self, slot: u32, event: Event) {
         match event {
             Event::Result { res, stage, detail, quiet, .. } => {
@@ -796,11 +809,11 @@ impl Core {
             return;
         }
         entry.quiet = true;
-        let (state, ring, target) = (entry.state, entry.ring, entry.sqe.target);
+        let (state, ring, peer) = (entry.state, entry.ring, entry.peer);
         if state == State::Overdue {
             (entry.notif, entry.res, entry.detail) = (true, 0, detail);
         }
-        self.ring(ring).remove_overdue(target);
+        self.ring(ring).remove_overdue(peer);
         let held = std::mem::replace(&mut self.slots.member(slot).next, NONE);
         if held != NONE {
             self.steps.push_back(Step::Start(held));
@@ -817,7 +830,7 @@ impl Core {
         while let Some(ring) = self.ring_mut(index)
             && let Some(sqe) = ring.next_entry()
         {
-            let slot = self.slots.take(index, sqe, self.now);
+            let slot = self.take_slot(index, sqe);
             self.slots[slot].state = State::Held;
         }
         if let Some(ring) = self.ring_mut(index) {
@@ -923,7 +936,7 @@ impl Core {
             }
             self.post_now(slot);
         }
-        self.ring(index).tally.nothing_is_overdue();
+        self.ring(index).nothing_is_overdue();
         true
     }
 
@@ -939,7 +952,7 @@ impl Core {
         for index in 0..self.rings.len() as u32 {
             let Some(ring) = self.ring_mut(index) else { continue };
             ring.die();
-            ring.tally.nothing_is_overdue();
+            ring.nothing_is_overdue();
             let own = self.slots_of(index);
             let mut unquiet = false;
             for slot in own {
@@ -997,7 +1010,7 @@ impl Core {
         while let Some(ring) = self.ring_mut(index)
             && let Some(sqe) = ring.next_entry()
         {
-            let slot = self.slots.take(index, Sqe { flags: EntryFlags::empty(), ..sqe }, self.now);
+            let slot = self.take_slot(index, Sqe { flags: EntryFlags::empty(), ..sqe });
             self.slots[slot].state = State::Held;
             self.cut_short(slot, errno::EOWNERDEAD, Stage::Shutdown);
         }

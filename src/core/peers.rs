@@ -9,7 +9,6 @@ use super::{BUDGET, Core, merge};
 use crate::Segment;
 use crate::code::{Stage, errno};
 use crate::ring::parts::Part;
-use crate::ring::share::place;
 use crate::sqe::Opcode;
 use crate::store::StoreDriver;
 use crate::store::pool::Pool;
@@ -80,6 +79,7 @@ pub(super) struct Peer {
 
 impl Core {
     /// Lines an entry up behind its peer's ready ones.
+    #[inline]
     pub(super) fn make_ready(&mut self, slot: u32) {
         self.slots[slot].state = State::Ready;
         let peer = self.peer_of(slot);
@@ -93,6 +93,7 @@ impl Core {
     }
 
     /// An operation is not with the transport any more, or only for a while that the entry does not wait for.
+    #[inline]
     pub(super) fn left_flight(&mut self, slot: u32) {
         if std::mem::take(&mut self.slots.member(slot).rides) {
             return;
@@ -102,20 +103,20 @@ impl Core {
         self.queue_peer(peer);
     }
 
+    #[inline]
     fn peer_of(&mut self, slot: u32) -> u32 {
-        let entry = &self.slots[slot];
-        let (ring, target) = (entry.ring, entry.sqe.target);
-        let known = self.rings[ring as usize].as_ref().and_then(|ring| ring.peers.get(place(target)).copied());
-        match known {
-            Some(peer) if peer != NONE => peer,
-            _ => self.meet(slot),
+        let (ring, peer) = (self.slots[slot].ring, self.slots[slot].peer);
+        match self.ring(ring).peers[peer].peer {
+            NONE => self.meet(slot),
+            known => known,
         }
     }
 
     /// The peer of an entry, met for the first time by its ring.
+    #[cold]
     fn meet(&mut self, slot: u32) -> u32 {
         let entry = &self.slots[slot];
-        let (ring, target) = (entry.ring, entry.sqe.target);
+        let (ring, met, target) = (entry.ring, entry.peer, entry.sqe.target);
         let (driver, segment) = match entry.sqe.request() {
             Some(request) => {
                 let (id, pool) = (request.client.id, Arc::clone(&request.client.pool));
@@ -140,12 +141,7 @@ impl Core {
                 }
             }
         }) as u32;
-        let peers = &mut self.ring(ring).peers;
-        let at = place(target);
-        if peers.len() <= at {
-            peers.resize(at + 1, NONE);
-        }
-        peers[at] = peer;
+        self.ring(ring).peers[met].peer = peer;
         peer
     }
 
@@ -164,13 +160,15 @@ impl Core {
 
     /// A ring is gone, and with it the drivers that no other one uses.
     pub(super) fn retire_drivers(&mut self, ring: &RingState) {
-        let stores = ring.peers.iter().filter(|&&peer| peer != NONE).map(|&peer| self.peers[peer as usize].driver);
+        let known =
+            |ring: &RingState| ring.peers.iter().map(|met| met.peer).filter(|&peer| peer != NONE).collect::<Vec<_>>();
+        let stores = known(ring).into_iter().map(|peer| self.peers[peer as usize].driver);
         let mut drivers: Vec<usize> = stores.chain([ring.driver]).collect();
         drivers.sort_unstable();
         drivers.dedup();
         for driver in drivers {
-            let of_driver = |&peer: &u32| peer != NONE && self.peers[peer as usize].driver == driver;
-            let uses = |other: &RingState| other.driver == driver || other.peers.iter().any(of_driver);
+            let of_driver = |&peer: &u32| self.peers[peer as usize].driver == driver;
+            let uses = |other: &RingState| other.driver == driver || known(other).iter().any(of_driver);
             if !self.rings.iter().flatten().any(uses) {
                 self.retire_driver(driver);
             }
@@ -186,16 +184,19 @@ impl Core {
         for (index, peer) in (0u32..).zip(&mut self.peers).filter(|(_, peer)| peer.driver == driver) {
             (peer.driver, peer.segment) = (NO_DRIVER, None);
             for ring in self.rings.iter_mut().flatten() {
-                ring.peers.iter_mut().filter(|known| **known == index).for_each(|known| *known = NONE);
+                ring.peers.iter_mut().filter(|met| met.peer == index).for_each(|met| met.peer = NONE);
             }
         }
     }
 
     /// Gives a peer its turn, if it has ready entries and room in flight.
+    #[inline]
     fn queue_peer(&mut self, index: u32) {
         let peer = &mut self.peers[index as usize];
-        let room = self.drivers[peer.driver].caps.max_in_flight_per_peer;
-        if !peer.queued && !peer.ready.is_empty() && peer.in_flight < room {
+        if peer.queued || peer.ready.is_empty() {
+            return;
+        }
+        if peer.in_flight < self.drivers[peer.driver].caps.max_in_flight_per_peer {
             peer.queued = true;
             self.ready_peers.push_back(index);
         }

@@ -9,15 +9,14 @@ use std::time::{Duration, Instant};
 use super::cancel::Quiescing;
 use super::chain::Deferred;
 use super::index::Index;
-use super::slots::{List, Slot, Slots};
-use super::stats::Tally;
+use super::met::Peers;
+use super::slots::{List, NONE, Slot, Slots};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
-use crate::ring::share::{Share, Shares};
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
-use crate::ring::stats::Stats;
+use crate::ring::stats::Counts;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
 use crate::sync::{AtomicU8, Condvar, Mutex, Ordering};
@@ -51,20 +50,19 @@ pub(super) struct RingState {
     pub(super) barrier: bool,
     /// The next unit drains too.
     pub(super) drain_next: bool,
-    shares: Shares,
     /// Callers that wait for quiet.
     pub(super) quiescing: Vec<Quiescing>,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Units of capacity given back, ever.
     freed: u64,
-    pub(super) tally: Tally,
+    /// Counts of entries without a peer.
+    pub(super) others: Counts,
     /// Which of the core's drivers.
     pub(super) driver: usize,
     /// Its side blocks' edges; there may be more than it needs.
     side_edges: Range<usize>,
-    /// Its peers, by their [`place`](crate::ring::share::place).
-    pub(super) peers: Vec<u32>,
+    pub(super) peers: Peers,
     closing: Option<(Arc<Closing>, Nanos)>,
     /// Something has happened to it that the next step of closing is for: an entry has ended for good, or a lane has come.
     stirred: bool,
@@ -181,14 +179,13 @@ impl RingState {
             deferred: VecDeque::new(),
             barrier: false,
             drain_next: false,
-            shares: Shares::default(),
             quiescing: Vec::new(),
             waiting: List::new(),
             freed: 0,
-            tally: Tally::default(),
+            others: Counts::default(),
             driver,
             side_edges,
-            peers: Vec::new(),
+            peers: Peers::default(),
             closing: None,
             stirred: false,
             ending: None,
@@ -280,7 +277,7 @@ impl RingState {
                 self.publish();
             }
         }
-        self.tally.pass_nops(passed as u32);
+        self.count_nops(passed as u64);
         passed as u32
     }
 
@@ -355,9 +352,7 @@ impl RingState {
     #[inline]
     pub(super) fn next_of_owner(&mut self) -> Option<Sqe> {
         self.from_lane = false;
-        let sqe = self.sq.next()?;
-        self.tally.take(&sqe);
-        Some(sqe)
+        self.sq.next()
     }
 
     pub(super) fn next_of_lanes(&mut self) -> Option<Sqe> {
@@ -366,7 +361,6 @@ impl RingState {
         // If it is not there, the control that brings it was sent before the word, and will be found by the next turn.
         let lane = self.lanes.get_mut(word.lane as usize)?.as_mut()?;
         let sqe = lane.entries.next().expect("a word is pushed after the entries that it counts");
-        self.tally.take(&sqe);
         self.leave_word(word, 1);
         Some(sqe)
     }
@@ -404,26 +398,32 @@ impl RingState {
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).
     #[inline]
     pub(super) fn give_back(&mut self, entry: &Slot, silent: bool) {
-        if let Some(target) = entry.sqe.peer() {
-            self.share(target).give_back();
+        if entry.peer != NONE {
+            self.peers[entry.peer].share.give_back();
         }
-        self.tally.end(entry, silent);
+        self.count_end(entry, silent);
         self.give_back_unit();
     }
 
     /// An entry has its result, and the transport still has it.
-    pub(super) fn add_overdue(&mut self, target: u32) {
-        self.share(target).add_overdue();
-        if self.tally.add_overdue(target) == 1 {
-            event!(WARN, ring = self.number, peer = self.name_of(target), "peer has an overdue entry");
+    pub(super) fn add_overdue(&mut self, peer: u32) {
+        let peer = &mut self.peers[peer];
+        peer.share.add_overdue();
+        peer.counts.overdue += 1;
+        if peer.counts.overdue == 1 {
+            let _target = peer.target;
+            event!(WARN, ring = self.number, peer = self.name_of(_target), "peer has an overdue entry");
         }
     }
 
     /// The transport has let go of such an entry.
-    pub(super) fn remove_overdue(&mut self, target: u32) {
-        self.share(target).remove_overdue();
-        if self.tally.remove_overdue(target) == 0 {
-            event!(INFO, ring = self.number, peer = self.name_of(target), "peer has no overdue entry any more");
+    pub(super) fn remove_overdue(&mut self, peer: u32) {
+        let peer = &mut self.peers[peer];
+        peer.share.remove_overdue();
+        peer.counts.overdue -= 1;
+        if peer.counts.overdue == 0 {
+            let _target = peer.target;
+            event!(INFO, ring = self.number, peer = self.name_of(_target), "peer has no overdue entry any more");
         }
     }
 
@@ -432,14 +432,17 @@ impl RingState {
         self.engine().segment(target).map(|segment| segment.name().to_owned()).unwrap_or_default()
     }
 
-    pub(super) fn stats(&self) -> Stats {
-        self.tally.show(self.capacity(), self.engine())
-    }
-
+    /// Counts an entry that came off a queue, and finds its peer.
     #[inline]
-    pub(super) fn share(&mut self, target: u32) -> &Share {
-        let RingState { shares, shared, .. } = self;
-        shares.of(target, |target| shared.share(target))
+    pub(super) fn meet(&mut self, sqe: &Sqe) -> u32 {
+        let Some(target) = sqe.peer() else {
+            self.others.accepted += 1;
+            return NONE;
+        };
+        let RingState { peers, shared, .. } = self;
+        let peer = peers.meet(target, || shared.share(target));
+        peers[peer].counts.accepted += 1;
+        peer
     }
 
     /// Lets everybody see what was taken, given back and posted.

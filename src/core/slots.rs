@@ -1,8 +1,9 @@
 //! The slots: where an entry lives from the moment it cannot end at once until it is posted.
 
-use static_assertions::const_assert_eq;
+use static_assertions::{const_assert, const_assert_eq};
 
 use crate::entry::EntryFlags;
+use crate::ring::shared::MAX_FENCES;
 use crate::sqe::Sqe;
 use crate::transport::{Nanos, Token};
 
@@ -45,8 +46,8 @@ pub(crate) struct Slot {
     next: u32,
     prev: u32,
     pub(crate) ring: u32,
-    /// Fences that have not signalled.
-    pub(crate) pending: u32,
+    /// Its peer's place in its ring's [`Peers`](super::met::Peers); [`NONE`] without.
+    pub(super) peer: u32,
     /// The result, once there is one.
     pub(crate) res: i32,
     pub(crate) detail: i32,
@@ -57,10 +58,13 @@ pub(crate) struct Slot {
     pub(crate) quiet: bool,
     /// The result is posted; what waits for room is the NOTIF.
     pub(crate) notif: bool,
+    /// Fences that have not signalled.
+    pub(crate) pending: u8,
     pub(crate) sqe: Sqe,
 }
 
 const_assert_eq!(size_of::<Slot>(), 128);
+const_assert!(MAX_FENCES <= u8::MAX as usize);
 
 /// What a slot has of the chain that it is in, and of the entries with its `user_data`.
 #[derive(Clone, Copy, Debug)]
@@ -147,13 +151,14 @@ impl Slots {
             next: NONE,
             prev: NONE,
             ring: 0,
-            pending: 0,
+            peer: NONE,
             res: 0,
             detail: 0,
             flags: 0,
             state: State::Free,
             quiet: true,
             notif: false,
+            pending: 0,
             sqe: Sqe::EMPTY,
         }));
         self.members.resize(end, ALONE);
@@ -162,7 +167,7 @@ impl Slots {
 
     /// A free slot for an entry that was accepted: there always is one, acceptance took the right to it.
     #[inline]
-    pub(crate) fn take(&mut self, ring: u32, sqe: Sqe, taken: Nanos) -> u32 {
+    pub(crate) fn take(&mut self, ring: u32, sqe: Sqe, peer: u32, taken: Nanos) -> u32 {
         let index = self.free.pop().expect("every accepted entry has the right to a slot");
         let slot = &mut self.slots[index as usize];
         slot.generation += 1;
@@ -170,6 +175,7 @@ impl Slots {
         slot.issued = 0;
         slot.landed = 0;
         slot.ring = ring;
+        slot.peer = peer;
         slot.pending = 0;
         slot.quiet = true;
         slot.notif = false;
@@ -290,13 +296,13 @@ mod tests {
     fn a_stale_token_finds_nothing() {
         let mut slots = Slots::default();
         slots.grow(1);
-        let slot = slots.take(0, Sqe::EMPTY, 0);
+        let slot = slots.take(0, Sqe::EMPTY, NONE, 0);
         slots[slot].state = State::Issued;
         let old = slots.token(slot);
         assert_eq!(slots.find(old), Some(slot));
         slots.release(slot);
         assert_eq!(slots.find(old), None);
-        let again = slots.take(0, Sqe::EMPTY, 0);
+        let again = slots.take(0, Sqe::EMPTY, NONE, 0);
         slots[again].state = State::Issued;
         assert_eq!(again, slot);
         assert_eq!(slots.find(old), None);
