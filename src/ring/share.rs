@@ -26,38 +26,6 @@ pub(crate) struct Exhausted {
 }
 
 impl Share {
-    /// Takes a unit. `alone`: the ring has pushed to no other segment, so there is nobody to leave room for. `sole`: there is no
-    /// other producer, so it needs no exchange.
-    #[inline]
-    pub(crate) fn take(&self, capacity: u64, alone: bool, sole: bool) -> Result<(), Exhausted> {
-        if alone && !sole {
-            self.taken.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        if alone {
-            self.taken.store(self.taken.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            return Ok(());
-        }
-        let overdue = self.overdue.load(Ordering::Relaxed) > 0;
-        let limit = if overdue { capacity / 8 } else { capacity * 3 / 4 }.max(1);
-        let mut taken = self.taken.load(Ordering::Relaxed);
-        loop {
-            // Read after `taken`, so never more than it.
-            if taken - self.given_back.load(Ordering::Relaxed).min(taken) >= limit {
-                return Err(Exhausted { limit: limit as u32, overdue });
-            }
-            match self.taken.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Ok(()),
-                Err(now) => taken = now,
-            }
-        }
-    }
-
-    /// Takes a unit back that no core has seen.
-    pub(crate) fn untake(&self) {
-        self.taken.fetch_sub(1, Ordering::Relaxed);
-    }
-
     /// Called by the core alone, so that it needs no exchange.
     #[inline]
     pub(crate) fn give_back(&self) {
@@ -85,21 +53,73 @@ pub(crate) fn place(peer: u32) -> usize {
     ((peer & !STORE) as usize) << 1 | (peer >> 31) as usize
 }
 
-/// The shares that one end of a ring has met, by the peer's [`place`], without a lock.
+/// A share as one producer knows it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    share: Arc<Share>,
+    /// Units given back, as last seen: the core's count is looked at only when this one leaves no room, because to read what the
+    /// other side keeps writing takes a cache miss.
+    given_back: u64,
+}
+
+impl Known {
+    /// Takes a unit. `alone`: the ring has pushed to no other segment, so there is nobody to leave room for. `sole`: there is no
+    /// other producer, so it needs no exchange.
+    #[inline]
+    pub(crate) fn take(&mut self, capacity: u64, alone: bool, sole: bool) -> Result<(), Exhausted> {
+        let mut taken = self.share.taken.load(Ordering::Relaxed);
+        loop {
+            if !alone {
+                self.check(taken, capacity)?;
+            }
+            let count = &self.share.taken;
+            if sole {
+                count.store(taken + 1, Ordering::Relaxed);
+                return Ok(());
+            }
+            match count.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => taken = now,
+            }
+        }
+    }
+
+    /// Whether there is room for one more than `taken`.
+    #[inline]
+    fn check(&mut self, taken: u64, capacity: u64) -> Result<(), Exhausted> {
+        let overdue = self.share.overdue.load(Ordering::Relaxed) > 0;
+        let limit = if overdue { capacity / 8 } else { capacity * 3 / 4 }.max(1);
+        // Of units taken after that count was read some may be given back already.
+        if taken.saturating_sub(self.given_back) >= limit {
+            self.given_back = self.share.given_back.load(Ordering::Relaxed);
+        }
+        if taken.saturating_sub(self.given_back) >= limit {
+            return Err(Exhausted { limit: limit as u32, overdue });
+        }
+        Ok(())
+    }
+
+    /// Takes a unit back that no core has seen.
+    pub(crate) fn untake(&self) {
+        self.share.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The shares that one producer has met, by the peer's [`place`], without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    known: Vec<Option<Arc<Share>>>,
+    known: Vec<Option<Known>>,
 }
 
 impl Shares {
     /// A segment's share; `meet` finds or makes it, the first time.
     #[inline]
-    pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> Arc<Share>) -> &Share {
+    pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> Arc<Share>) -> &mut Known {
         let at = place(target);
         if self.known.len() <= at {
-            self.known.resize(at + 1, None);
+            self.known.resize_with(at + 1, || None);
         }
-        self.known[at].get_or_insert_with(|| meet(target))
+        self.known[at].get_or_insert_with(|| Known { share: meet(target), given_back: 0 })
     }
 }
 
@@ -109,19 +129,21 @@ mod tests {
 
     #[test]
     fn a_share_is_three_quarters_and_an_eighth_with_something_overdue() {
-        let share = Share::default();
+        let share = Arc::<Share>::default();
+        let mut shares = Shares::default();
+        let known = shares.of(3, |_| Arc::clone(&share));
         for _ in 0..12 {
-            share.take(16, false, false).unwrap();
+            known.take(16, false, false).unwrap();
         }
-        assert_eq!(share.take(16, false, false), Err(Exhausted { limit: 12, overdue: false }));
-        share.take(16, true, true).unwrap();
+        assert_eq!(known.take(16, false, false), Err(Exhausted { limit: 12, overdue: false }));
+        known.take(16, true, true).unwrap();
         share.add_overdue();
         for _ in 0..12 {
             share.give_back();
         }
-        share.take(16, false, false).unwrap();
-        assert_eq!(share.take(16, false, false), Err(Exhausted { limit: 2, overdue: true }));
+        known.take(16, false, false).unwrap();
+        assert_eq!(known.take(16, false, false), Err(Exhausted { limit: 2, overdue: true }));
         share.remove_overdue();
-        share.take(16, false, false).unwrap();
+        known.take(16, false, false).unwrap();
     }
 }
