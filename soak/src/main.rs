@@ -106,7 +106,6 @@ fn run(options: &Options) -> Result<bool> {
     eprintln!("seed {seed}");
     settle_environment();
     let tally = Arc::new(Tally::default());
-    let end = Instant::now() + length;
 
     let (answers, receivers): (Vec<_>, Vec<Receiver<Checked>>) = (0..WORKERS).map(|_| channel()).unzip();
     let answers = Arc::new(answers);
@@ -126,6 +125,8 @@ fn run(options: &Options) -> Result<bool> {
     }
     let roster = Arc::new(Roster::new(peers));
 
+    // From now on: starting all that may take seconds.
+    let end = Instant::now() + length;
     let mut places = Vec::new();
     let mut first: Option<Ring> = None;
     for (number, answers) in receivers.into_iter().enumerate() {

@@ -153,9 +153,27 @@ impl Worker {
         }
     }
 
-    /// Where the peer has registered nothing.
+    /// A Write that a peer rejects, with nothing else that could end it: each run sees whether that is told, whatever it draws
+    /// later.
+    pub fn begin(&mut self) {
+        let peer = self.peers.start + self.number % self.peers.len();
+        let table = self.table(peer);
+        self.to_bad_target(&table, Kind::Write, |worker, entry, op| (entry, worker.id(), op));
+    }
+
     fn bad_target(&mut self, table: &Rc<Table>) {
-        let (kind, cell) = (self.kind(), self.rng.usize(0..SMALL));
+        let kind = self.kind();
+        self.to_bad_target(table, kind, |worker, entry, op| worker.dress(entry, op, None));
+    }
+
+    /// Where the peer has registered nothing.
+    fn to_bad_target(
+        &mut self,
+        table: &Rc<Table>,
+        kind: Kind,
+        dress: impl FnOnce(&mut Worker, Entry, Op) -> (Entry, u64, Op),
+    ) {
+        let cell = self.rng.usize(0..SMALL);
         let Some(lease) = self.lease(false) else { return };
         if !reserve(table, kind, cell) {
             return;
@@ -172,7 +190,7 @@ impl Worker {
         };
         let (_, mut op) = self.transfer(table, kind, part, &lease);
         op.causes.bad_target = true;
-        let entry = self.dress(entry, op, None);
+        let entry = dress(self, entry, op);
         if self.push(vec![entry], Way::Queue) {
             self.tally.fault("bad_target");
         }

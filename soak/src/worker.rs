@@ -124,6 +124,10 @@ impl Worker {
 
     /// Until the time is up, and everything has ended.
     pub fn run(mut self) {
+        self.begin();
+        while !self.is_idle() && Instant::now() < self.end {
+            self.turn(Instant::now());
+        }
         let (mut depth, mut redraw) = (1, Instant::now());
         let mut replace = Instant::now() + self.some_time();
         let mut look = Instant::now();
