@@ -53,6 +53,7 @@ impl Process {
         if let Some((url, name)) = place {
             command.args(["--metadata", url, "--name", name]);
         }
+        ends_with_us(&mut command);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("could not start a peer")?;
         let commands = child.stdin.take();
@@ -204,6 +205,17 @@ pub struct Master {
     pub url: String,
 }
 
+/// The kernel kills it when the thread that starts it ends, from its first moment on: one that is stopped too.
+fn ends_with_us(command: &mut Command) {
+    // SAFETY: a system call that may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        })
+    };
+}
+
 impl Master {
     pub fn start() -> Result<Master> {
         let api = mooncake_sys::Api::load()?;
@@ -219,13 +231,7 @@ impl Master {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // SAFETY: a system call that may be made between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            })
-        };
+        ends_with_us(&mut command);
         let child = command.spawn().with_context(|| format!("could not start {}", program.display()))?;
         let master = Master { child, url: format!("http://127.0.0.1:{}/metadata", ports[2]) };
         let end = Instant::now() + LIMIT;

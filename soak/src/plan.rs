@@ -158,16 +158,16 @@ impl Worker {
     pub fn begin(&mut self) {
         let peer = self.peers.start + self.number % self.peers.len();
         let table = self.table(peer);
-        self.to_bad_target(&table, Kind::Write, |worker, entry, op| (entry, worker.id(), op));
+        self.rejected(&table, Kind::Write, |worker, entry, op| (entry, worker.id(), op));
     }
 
     fn bad_target(&mut self, table: &Rc<Table>) {
         let kind = self.kind();
-        self.to_bad_target(table, kind, |worker, entry, op| worker.dress(entry, op, None));
+        self.rejected(table, kind, |worker, entry, op| worker.dress(entry, op, None));
     }
 
     /// Where the peer has registered nothing.
-    fn to_bad_target(
+    fn rejected(
         &mut self,
         table: &Rc<Table>,
         kind: Kind,

@@ -7,8 +7,8 @@ use moonring::{Cqe, CqeFlags, Engine, EntryFlags, Ring, WaitError};
 
 use crate::program::{Done, Entry, Flags, Op, Outcome, Program, Repeat, Step, Target};
 
-/// What is awaited that does not come is missing after this.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// What is awaited that does not come is missing after this: long, as a busy machine's threads may all be late.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs `program` on a ring of its own. Each submit is given time to produce as many completions as `expected` has; more
 /// are seen too.
