@@ -8,7 +8,7 @@ use super::parts::{MAX_PARTS, NoList, PartList};
 use super::share::{Exhausted, Shares};
 use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
-use crate::entry::{Entry, EntryFlags, Other, Parts, Payload, Transfer};
+use crate::entry::{Args, Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::region::Begun;
 use crate::spsc::{self, Leftover, Producer};
@@ -226,16 +226,24 @@ impl Pusher {
     /// Takes a unit, unless `most` are taken.
     #[inline]
     fn take_unit(&mut self, most: u64) -> bool {
-        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
-        if *accepted - *freed >= most {
-            // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
-            *freed = self.shared.freed.load(Ordering::Acquire);
-            if *accepted - *freed >= most {
-                return false;
-            }
+        if let Units::Own { accepted, freed } = &mut self.units
+            && *accepted - *freed < most
+        {
+            *accepted += 1;
+            return true;
         }
-        *accepted += 1;
-        true
+        self.take_unit_anew(most)
+    }
+
+    /// The same with a look at what the core gave back.
+    #[inline(never)]
+    fn take_unit_anew(&mut self, most: u64) -> bool {
+        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
+        // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
+        *freed = self.shared.freed.load(Ordering::Acquire);
+        let there_is_one = *accepted - *freed < most;
+        *accepted += u64::from(there_is_one);
+        there_is_one
     }
 
     /// Takes a unit of the reserve, which comes without a place in the queue.
@@ -248,17 +256,16 @@ impl Pusher {
     /// registers into the queue.
     #[inline(always)]
     pub(super) fn push(&mut self, entry: Entry) -> Result<(), PushError> {
-        if let Some((local, remote)) = entry.numbers()
-            && self.shared.life() == Life::Open
-            && self.take_unit(self.shared.capacity)
-        {
-            let &Entry { op, flags, op_flags, len, user_data, .. } = &entry;
-            // There is nothing to drop.
-            mem::forget(entry);
+        let Some((local, remote)) = entry.numbers() else { return self.push_owning(entry) };
+        let &Entry { op, flags, op_flags, len, user_data, .. } = &entry;
+        // There is nothing to drop.
+        mem::forget(entry);
+        if self.shared.life() == Life::Open && self.take_unit(self.shared.capacity) {
             self.write(Sqe { op, flags, op_flags, len, user_data, local, remote, ..Sqe::EMPTY }, None);
             return Ok(());
         }
-        self.push_owning(entry)
+        // Made anew from its numbers, so that it is in memory here only.
+        self.push_owning(Entry { flags, user_data, ..Entry::new(op, Args { op_flags, len, local, remote }) })
     }
 
     /// The same for any entry. Apart, because an SQE that is looked at and taken back is built in memory, not in registers.
