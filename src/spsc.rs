@@ -26,13 +26,21 @@ unsafe impl<T: Leftover> Sync for Shared<T> {}
 // SAFETY: as above; the places hold `T: Send`.
 unsafe impl<T: Leftover> Send for Shared<T> {}
 
+type Place<T> = UnsafeCell<MaybeUninit<T>>;
+
 impl<T: Leftover> Shared<T> {
     #[inline]
-    fn place(&self, position: u64) -> &UnsafeCell<MaybeUninit<T>> {
-        let index = position as usize & (self.places.len() - 1);
-        // SAFETY: `len` is a power of two, so the mask keeps the index below it.
-        unsafe { self.places.get_unchecked(index) }
+    fn place(&self, position: u64) -> &Place<T> {
+        place_of(&self.places, position)
     }
+}
+
+/// For loops, which keep where the places are in registers: as far as the compiler knows, a write to a place may change that.
+#[inline]
+fn place_of<T>(places: &[Place<T>], position: u64) -> &Place<T> {
+    let index = position as usize & (places.len() - 1);
+    // SAFETY: `ring` made the places, a power of two of them, so the mask keeps the index below their number.
+    unsafe { places.get_unchecked(index) }
 }
 
 /// What becomes of an entry that was written and that no consumer will read.
@@ -90,10 +98,23 @@ impl<T: Leftover> Producer<T> {
         if self.room() == 0 {
             return Err(value);
         }
-        write_place(self.shared.place(self.tail), value);
+        write_at(&self.shared.places, self.tail, value);
         self.tail += 1;
-        expect_write(self.shared.place(self.tail + const { AHEAD / size_of::<T>() as u64 }));
         Ok(())
+    }
+
+    /// Writes the next entries, unpublished, as many as there are or as there is room for. How many.
+    #[inline]
+    pub(crate) fn write_many(&mut self, values: impl Iterator<Item = T>) -> usize {
+        let room = self.room();
+        let (places, first) = (&*self.shared.places, self.tail);
+        let mut tail = first;
+        for value in values.take(room) {
+            write_at(places, tail, value);
+            tail += 1;
+        }
+        self.tail = tail;
+        (tail - first) as usize
     }
 
     /// Takes back the entry written last, if it is not published.
@@ -161,14 +182,27 @@ impl<T: Leftover> Consumer<T> {
     #[inline]
     pub(crate) fn next(&mut self) -> Option<T> {
         if self.head == self.tail {
-            self.tail = self.shared.tail.load(Ordering::Acquire);
+            self.look();
             if self.head == self.tail {
                 return None;
             }
         }
-        let value = read_place(self.shared.place(self.head));
+        let places = &*self.shared.places;
+        if self.head + ahead::<T>() < self.tail {
+            expect_read(place_of(places, self.head + ahead::<T>()));
+        }
+        let value = read_place(place_of(places, self.head));
         self.head += 1;
         Some(value)
+    }
+
+    /// Looks at the producer's position, and asks for the first places.
+    fn look(&mut self) {
+        self.tail = self.shared.tail.load(Ordering::Acquire);
+        let end = self.tail.min(self.head + ahead::<T>());
+        for position in (self.head..end).step_by((LINE / size_of::<T>()).max(1)) {
+            expect_read(self.shared.place(position));
+        }
     }
 
     /// The `most` next entries, or as many as there are, in their places.
@@ -178,7 +212,8 @@ impl<T: Leftover> Consumer<T> {
             self.tail = self.shared.tail.load(Ordering::Acquire);
         }
         let end = self.tail.min(self.head + most as u64);
-        (self.head..end).map(|position| see_place(self.shared.place(position)))
+        let places = &*self.shared.places;
+        (self.head..end).map(|position| see_place(place_of(places, position)))
     }
 
     /// True if the last look showed nothing to read.
@@ -245,20 +280,46 @@ impl<T: Leftover> Drop for Shared<T> {
     }
 }
 
+/// Writes the entry at a position, and asks for a place ahead.
+#[inline]
+fn write_at<T>(places: &[Place<T>], position: u64, value: T) {
+    expect_write(place_of(places, position + ahead::<T>()));
+    write_place(place_of(places, position), value);
+}
+
 #[cfg(not(loom))]
 #[inline]
-fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
+fn write_place<T>(place: &Place<T>, value: T) {
     // SAFETY: only the producer calls this, for a position outside `head..tail`, which the consumer does not touch.
     unsafe { (*place.get()).write(value) };
 }
 
-/// How many bytes ahead a producer asks for places.
-const AHEAD: u64 = 512;
+/// How many bytes ahead both sides ask for places: as many lines as a core waits for at once.
+const AHEAD: u64 = 1024;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+const fn ahead<T>() -> u64 {
+    AHEAD / size_of::<T>() as u64
+}
+
+/// Fetches a published place's cache line for reading. Not of one that is not published: that would take it from the producer.
+#[inline]
+fn expect_read<T>(place: &Place<T>) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: a hint, whatever the address, for an instruction that each such processor has.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.get().cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = place;
+}
 
 /// Fetches a place's cache line for writing. Its last user was the other side, on another core, so that the write would wait
 /// for it.
 #[inline]
-fn expect_write<T>(place: &UnsafeCell<MaybeUninit<T>>) {
+fn expect_write<T>(place: &Place<T>) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: a hint, whatever the address: it reads and writes nothing that a program could see. Processors without it take it
     // for a NOP.
@@ -271,32 +332,32 @@ fn expect_write<T>(place: &UnsafeCell<MaybeUninit<T>>) {
 
 #[cfg(not(loom))]
 #[inline]
-fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
+fn read_place<T: Copy>(place: &Place<T>) -> T {
     // SAFETY: callers read positions that were written, and that nobody writes until they are released.
     unsafe { (*place.get()).assume_init_read() }
 }
 
 #[cfg(not(loom))]
 #[inline]
-fn see_place<T>(place: &UnsafeCell<MaybeUninit<T>>) -> &T {
+fn see_place<T>(place: &Place<T>) -> &T {
     // SAFETY: as for `read_place`; the reference borrows the side that has the place, which publishes or releases it first.
     unsafe { (*place.get()).assume_init_ref() }
 }
 
 #[cfg(loom)]
-fn see_place<T>(place: &UnsafeCell<MaybeUninit<T>>) -> &T {
+fn see_place<T>(place: &Place<T>) -> &T {
     // SAFETY: as without loom, which checks the access here.
     place.with(|place| unsafe { (*place).assume_init_ref() })
 }
 
 #[cfg(loom)]
-fn write_place<T>(place: &UnsafeCell<MaybeUninit<T>>, value: T) {
+fn write_place<T>(place: &Place<T>, value: T) {
     // SAFETY: as without loom, which checks it here.
     place.with_mut(|place| unsafe { (*place).write(value) });
 }
 
 #[cfg(loom)]
-fn read_place<T: Copy>(place: &UnsafeCell<MaybeUninit<T>>) -> T {
+fn read_place<T: Copy>(place: &Place<T>) -> T {
     // SAFETY: as without loom, which checks it here.
     place.with(|place| unsafe { (*place).assume_init_read() })
 }

@@ -601,14 +601,11 @@ impl RingState {
     }
 }
 
-/// Posts the plain Nops at the head of a queue, at most `most`, for which there is room. How many.
+/// Posts the plain Nops at the head of a queue, at most `most`, as far as there is room. How many.
 #[inline]
 fn pass(entries: &mut Consumer<Sqe>, cq: &mut Producer<Cqe>, most: usize) -> usize {
-    let mut count = 0;
-    for sqe in entries.peek_many(most).take_while(|sqe| sqe.is_plain_nop()) {
-        cq.write(Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0)).expect("there is room for `most`");
-        count += 1;
-    }
+    let nops = entries.peek_many(most).take_while(|sqe| sqe.is_plain_nop());
+    let count = cq.write_many(nops.map(|sqe| Cqe::new(sqe.user_data, 0, Stage::Done.bits(), 0, 0, 0)));
     entries.skip(count);
     count
 }
