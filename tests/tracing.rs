@@ -121,7 +121,7 @@ fn a_rings_life_is_told_and_its_entries_are_not() {
 #[test]
 fn a_sick_peer_and_passed_limits_are_told_once() {
     let _alone = alone();
-    let span = Duration::from_millis(100);
+    let span = Duration::from_millis(500);
     let mut s = Setup::simulated(64, Sim::new(1).delay(span..span));
     let (_never, pending) = fence::host();
     for n in 0..3 {
