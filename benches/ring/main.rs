@@ -67,6 +67,10 @@ impl Settings {
 }
 
 fn main() {
+    // As somebody does who calls Mooncake directly, and who is asked to by `mooncake::adopt`: the loops and the ring share an
+    // engine, and its connections are kept.
+    // SAFETY: there is no other thread yet.
+    unsafe { std::env::set_var("MC_TCP_ENABLE_CONNECTION_POOL", "1") };
     machine::look_at_cores();
     let cli = Cli::parse();
     if cli.serve {

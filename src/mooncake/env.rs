@@ -2,13 +2,15 @@
 
 use std::env;
 use std::ffi::{CStr, CString, c_char};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::keep;
 
 /// Held while this module reads or changes the environment.
 static CHANGING: Mutex<()> = Mutex::new(());
+/// The pool is on because this module turned it on: engines that others made before may be without.
+static OURS: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     /// The process's environment: an array of `NAME=value` strings, ended by null.
@@ -40,6 +42,8 @@ pub(crate) fn enable_pool() {
         new.extend((0..).map(|at| unsafe { *old.add(at) }).take_while(|entry| !entry.is_null()));
     }
     new.push(CString::from(POOL).into_raw());
+    // Before anybody can see the variable.
+    OURS.store(true, Ordering::Relaxed);
     new.push(std::ptr::null_mut());
     let array = new.leak().as_mut_ptr();
     keep::for_ever(AtomicPtr::new(array));
@@ -49,6 +53,11 @@ pub(crate) fn enable_pool() {
 /// Whether engines made now keep their connections, by Mooncake's own rule.
 pub(super) fn pool_is_on() -> bool {
     env::var(POOL_NAME).is_ok_and(|value| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false" | "no"))
+}
+
+/// The same of engines that somebody else made: only if it was somebody else who turned the pool on.
+pub(super) fn pool_is_on_for_others() -> bool {
+    pool_is_on() && !OURS.load(Ordering::Relaxed)
 }
 
 /// Transfers that Mooncake queues for one peer; more than that fail.
@@ -75,5 +84,14 @@ mod tests {
         let after: Vec<_> = env::vars_os().filter(|(name, _)| name != POOL_NAME).collect();
         assert_eq!(before, after);
         assert!(env::var_os(POOL_NAME).is_some());
+    }
+
+    #[test]
+    fn a_pool_of_our_making_says_nothing_of_the_engines_of_others() {
+        // What the process began with, not what this module has made of it.
+        let first = std::fs::read("/proc/self/environ").unwrap();
+        let theirs = first.split(|byte| *byte == 0).any(|entry| entry.starts_with(POOL_NAME.as_bytes()));
+        enable_pool();
+        assert_eq!(pool_is_on_for_others(), theirs && pool_is_on());
     }
 }

@@ -209,9 +209,8 @@ impl Mooncake {
         name: String,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Mooncake {
-        // Without the pool Mooncake connects in the submitting thread, except for requests in a group. Whether an adopted
-        // engine was made with it is not known.
-        let pool = owner.is_none() && env::pool_is_on();
+        // Without the pool Mooncake connects in the submitting thread, except for requests in a group. Those in one cost more.
+        let pool = if owner.is_none() { env::pool_is_on() } else { env::pool_is_on_for_others() };
         let shared = Shared {
             api,
             engine: RwLock::new(Some(Handle(engine))),
