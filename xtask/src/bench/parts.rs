@@ -7,7 +7,7 @@
 //! | `note` | a sentence for the reader |
 //! | `point` | `plot`, `curve`, `state`, `x`, `y` |
 //! | `histogram` | `curve`, `state`, `bins`: pairs of an upper edge in microseconds and a percentage |
-//! | `probe`, `ping_pong` | a time of the fixed loop, or of a word's way between the cores and back, in nanoseconds |
+//! | `probe`, `ping_pong` | a time of the fixed loop, or of a message's way between the cores and back, in nanoseconds |
 //! | `disturbed` | whether somebody took a core away in a measurement whose threads have one each, however often repeated |
 //! | `waited` | seconds of waiting for NEAR |
 
