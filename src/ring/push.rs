@@ -394,7 +394,7 @@ impl Pusher {
     /// Takes what a transfer needs, unless something is in the way: then [`lower`](Self::lower) finds out what.
     #[inline]
     fn take_transfer(&mut self, transfer: &Transfer) -> bool {
-        if self.shared.life() != Life::Open || !self.is_good(transfer) || !self.take_unit(self.shared.capacity) {
+        if self.shared.life() != Life::Open || self.check(transfer).is_err() || !self.take_unit(self.shared.capacity) {
             return false;
         }
         let target = transfer.remote.segment.inner.target;
@@ -406,17 +406,6 @@ impl Pusher {
         }
         self.untake_unit();
         false
-    }
-
-    /// The same as [`check`](Self::check).
-    #[inline]
-    fn is_good(&self, transfer: &Transfer) -> bool {
-        let Transfer { local, remote } = transfer;
-        let engine = self.shared.engine.id();
-        local.region.engine == engine
-            && remote.segment.inner.engine == engine
-            && !remote.segment.is_stale()
-            && check_range(local.len, remote.address).is_ok()
     }
 
     /// Checks the entry and takes what it needs. Its single fence is moved in by the caller.
@@ -506,11 +495,13 @@ impl Pusher {
         self.give_side_back(mem::replace(&mut sqe.side, Sqe::NO_SIDE));
     }
 
+    #[inline]
     fn check(&self, transfer: &Transfer) -> Result<(), Refusal> {
         self.check_ends(transfer)?;
         check_range(transfer.local.len, transfer.remote.address)
     }
 
+    #[inline]
     fn check_ends(&self, transfer: &Transfer) -> Result<(), Refusal> {
         let Transfer { local, remote } = transfer;
         let engine = &self.shared.engine;
