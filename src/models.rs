@@ -181,11 +181,11 @@ fn signal_and_park() {
             let (fence, doorbell) = (fence.clone(), StdArc::clone(&doorbell));
             thread::spawn(move || {
                 let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(3));
-                let mut fired = !fence.0.registrations.add(&node);
+                let mut fired = fence.0.registrations.add(node).is_err();
                 while !fired {
-                    inbox.take_fired(|node| fired = node.key == NodeKey::Fence(3));
+                    inbox.take_fired(|node, _| fired = node.key == NodeKey::Fence(3));
                     if !fired {
-                        doorbell.park(0, None, || inbox.has_fired());
+                        doorbell.park(0, None, || inbox.has_fired_before_sleep());
                     }
                 }
                 assert_eq!(fence.status(), FenceStatus::Signalled);
@@ -302,11 +302,11 @@ fn fence_of_two_cores() {
                 let core = thread::spawn(move || {
                     let inbox = Inbox::new(StdArc::clone(&doorbell));
                     let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(key));
-                    let mut fired = !fence.0.registrations.add(&node);
+                    let mut fired = fence.0.registrations.add(node).is_err();
                     while !fired {
-                        inbox.take_fired(|_| fired = true);
+                        inbox.take_fired(|_, _| fired = true);
                         if !fired {
-                            doorbell.park(0, None, || inbox.has_fired());
+                            doorbell.park(0, None, || inbox.has_fired_before_sleep());
                         }
                     }
                     assert_eq!(fence.status(), FenceStatus::Signalled);
@@ -330,7 +330,7 @@ fn two_fences_on_one_stack() {
         let inbox = Inbox::new(StdArc::clone(&doorbell));
         let fences = [0, 1].map(|key| {
             let (signaller, fence) = fence::host();
-            assert!(fence.0.registrations.add(&Node::new(Arc::clone(&inbox), NodeKey::Fence(key))));
+            fence.0.registrations.add(Node::new(Arc::clone(&inbox), NodeKey::Fence(key))).unwrap();
             (signaller, fence)
         });
         let core = {
@@ -338,9 +338,9 @@ fn two_fences_on_one_stack() {
             thread::spawn(move || {
                 let mut fired = 0;
                 while fired < 2 {
-                    inbox.take_fired(|_| fired += 1);
+                    inbox.take_fired(|_, _| fired += 1);
                     if fired < 2 {
-                        doorbell.park(0, None, || inbox.has_fired());
+                        doorbell.park(0, None, || inbox.has_fired_before_sleep());
                     }
                 }
                 inbox.close();
@@ -367,7 +367,7 @@ fn timeline_step_and_registration() {
             let (last, doorbell) = (last.clone(), StdArc::clone(&doorbell));
             thread::spawn(move || {
                 let node = Node::new(Arc::clone(&inbox), NodeKey::Timeline(0));
-                last.0.timeline().unwrap().registrations.add(&node);
+                last.0.timeline().unwrap().registrations.add(node).unwrap();
                 recheck_barrier();
                 let mut look = true;
                 loop {
@@ -375,9 +375,9 @@ fn timeline_step_and_registration() {
                         break;
                     }
                     look = false;
-                    inbox.take_fired(|_| look = true);
+                    inbox.take_fired(|_, _| look = true);
                     if !look {
-                        doorbell.park(0, None, || inbox.has_fired());
+                        doorbell.park(0, None, || inbox.has_fired_before_sleep());
                     }
                 }
                 inbox.close();
@@ -401,19 +401,19 @@ fn timeline_fires_again_while_it_is_taken() {
         let points = [below.at(1), above.at(2)];
         for (key, point) in (0..).zip(&points) {
             let node = Node::new(Arc::clone(&inbox), NodeKey::Timeline(key));
-            assert!(point.0.timeline().unwrap().registrations.add(&node));
+            point.0.timeline().unwrap().registrations.add(node).unwrap();
         }
         let core = {
             let (points, doorbell) = (points.clone(), StdArc::clone(&doorbell));
             thread::spawn(move || {
                 let mut reached = [false; 2];
                 while reached != [true; 2] {
-                    inbox.take_fired(|node| {
+                    inbox.take_fired(|node, _| {
                         let NodeKey::Timeline(key) = node.key else { unreachable!() };
                         reached[key as usize] |= points[key as usize].status() == FenceStatus::Signalled;
                     });
                     if reached != [true; 2] {
-                        doorbell.park(0, None, || inbox.has_fired());
+                        doorbell.park(0, None, || inbox.has_fired_before_sleep());
                     }
                 }
                 inbox.close();
@@ -452,8 +452,7 @@ fn core_gone_while_a_fence_fires() {
         let doorbell = StdArc::new(Doorbell::new());
         let inbox = Inbox::new(StdArc::clone(&doorbell));
         let node = Node::new(Arc::clone(&inbox), NodeKey::Fence(0));
-        assert!(fence.0.registrations.add(&node));
-        drop(node);
+        fence.0.registrations.add(node).unwrap();
         let core = thread::spawn(move || inbox.close());
         signaller.signal();
         core.join().unwrap();
@@ -1098,7 +1097,7 @@ fn a_late_entry_is_found() {
         let late = progress.cell.reserve().unwrap().1;
         let doorbell = StdArc::new(Doorbell::new());
         let inbox = Inbox::new(StdArc::clone(&doorbell));
-        assert!(progress.cell.registrations.add(&Node::new(Arc::clone(&inbox), NodeKey::Timeline(0))));
+        progress.cell.registrations.add(Node::new(Arc::clone(&inbox), NodeKey::Timeline(0))).unwrap();
         let core = {
             let (cell, doorbell) = (StdArc::clone(&progress.cell), StdArc::clone(&doorbell));
             thread::spawn(move || {
@@ -1112,9 +1111,9 @@ fn a_late_entry_is_found() {
                             break;
                         }
                     }
-                    inbox.take_fired(|_| step = true);
+                    inbox.take_fired(|_, _| step = true);
                     if !step {
-                        doorbell.park(0, None, || inbox.has_fired());
+                        doorbell.park(0, None, || inbox.has_fired_before_sleep());
                     }
                 }
                 inbox.close();

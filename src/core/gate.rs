@@ -49,11 +49,12 @@ const UNLINKED: Edge = Edge { registration: NONE, slot: NONE, next: EdgeId::NONE
 struct Registration {
     /// `None` while this place is free.
     fence: Option<Arc<FenceInner>>,
-    node: sync::Arc<Node>,
+    /// `None` before it was needed first, and while the fence or the inbox has it.
+    node: Option<sync::Arc<Node>>,
     head: EdgeId,
     tail: EdgeId,
-    /// In the firing queue.
-    firing: bool,
+    /// How its fence ended. [`Pending`](FenceStatus::Pending) unless it is in the firing queue.
+    outcome: FenceStatus,
     /// Tells this use of the place from others; 0 while it is free.
     stamp: u64,
 }
@@ -69,6 +70,8 @@ struct TimelineWatch {
     points: BinaryHeap<Reverse<Point>>,
     /// How many of them nobody waits for any more.
     left: usize,
+    /// Values of it may expire.
+    may_expire: bool,
     /// How many of its expiries were noticed.
     expiries: u64,
 }
@@ -118,6 +121,8 @@ pub(crate) struct Gate {
     other_timelines: HashMap<*const TimelineCell, u32>,
     /// Registrations whose fence is final, in the order that they fired.
     firing: VecDeque<u32>,
+    /// Fences of this turn that nobody waits for any more.
+    done: Vec<Arc<FenceInner>>,
     /// Timelines that moved and whose points were not all looked at.
     stepped: Vec<u32>,
     /// Values of a timeline have expired: entries that were to move it are late.
@@ -147,6 +152,7 @@ impl Gate {
             timelines: Vec::new(),
             other_timelines: HashMap::new(),
             firing: VecDeque::new(),
+            done: Vec::new(),
             stepped: Vec::new(),
             expired: false,
             groups: Vec::new(),
@@ -202,25 +208,23 @@ impl Gate {
 
     fn register(&mut self, fence: &Arc<FenceInner>, now: Nanos) -> Result<u32, FenceStatus> {
         let registration = self.free.pop().unwrap_or_else(|| {
-            let index = self.registrations.len() as u32;
-            let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(index));
             let (head, tail) = (EdgeId::NONE, EdgeId::NONE);
-            self.registrations.push(Registration { fence: None, node, head, tail, firing: false, stamp: 0 });
-            index
+            let outcome = FenceStatus::Pending;
+            self.registrations.push(Registration { fence: None, node: None, head, tail, outcome, stamp: 0 });
+            self.registrations.len() as u32 - 1
         });
         let place = &mut self.registrations[registration as usize];
-        if sync::Arc::get_mut(&mut place.node).is_none() {
-            // The last fence's list still holds the old node.
-            place.node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(registration));
-        }
         self.stamp += 1;
         place.stamp = self.stamp;
         match &fence.kind {
             // A point is never settled: its timeline moves.
             Kind::Point { timeline, value } => self.watch(timeline, *value, registration),
             Kind::Told | Kind::Place { .. } | Kind::Polled(_) | Kind::Routed(_) => {
-                if !fence.registrations.add(&place.node) {
-                    place.stamp = 0;
+                let node = place.node.take();
+                let node =
+                    node.unwrap_or_else(|| Node::new(sync::Arc::clone(&self.inbox), NodeKey::Fence(registration)));
+                if let Err(node) = fence.registrations.add(node) {
+                    (place.node, place.stamp) = (Some(node), 0);
                     self.free.push(registration);
                     return Err(fence.status());
                 }
@@ -261,8 +265,13 @@ impl Gate {
     }
 
     fn watch_new(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
-        let watch =
-            TimelineWatch { timeline: Arc::downgrade(timeline), points: BinaryHeap::new(), left: 0, expiries: 0 };
+        let watch = TimelineWatch {
+            timeline: Arc::downgrade(timeline),
+            points: BinaryHeap::new(),
+            left: 0,
+            may_expire: timeline.may_expire(),
+            expiries: 0,
+        };
         let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
         let index = match dead {
             Some(index) => {
@@ -276,7 +285,8 @@ impl Gate {
             }
         };
         let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Timeline(index));
-        timeline.registrations.add(&node);
+        let added = timeline.registrations.add(node);
+        debug_assert!(added.is_ok(), "a timeline's list is never closed");
         if !timeline.registrations.claim_first(self.core, index) {
             self.other_timelines.insert(Arc::as_ptr(timeline), index);
         }
@@ -312,54 +322,59 @@ impl Gate {
 
     /// Takes what other threads have signalled.
     pub(crate) fn take_fired(&mut self) -> bool {
-        if !self.inbox.has_fired() {
+        if !self.inbox.is_touched() {
             return false;
         }
-        let inbox = sync::Arc::clone(&self.inbox);
         let first = self.firing.len();
-        inbox.take_fired(|node| match node.key {
-            NodeKey::Fence(registration) => self.fire(registration),
-            NodeKey::Timeline(timeline) => self.stepped.push(timeline),
+        let mut any = false;
+        self.inbox.take_fired(|node, signalled| {
+            any = true;
+            match node.key {
+                NodeKey::Fence(registration) => {
+                    let place = &mut self.registrations[registration as usize];
+                    let fence = place.fence.as_ref().expect("a fence with a node is registered");
+                    place.outcome = if signalled { FenceStatus::Signalled } else { fence.status() };
+                    place.node = Some(node);
+                    self.firing.push_back(registration);
+                }
+                NodeKey::Timeline(timeline) => self.stepped.push(timeline),
+            }
         });
         // The stack gave them newest first.
         self.firing.make_contiguous()[first..].reverse();
-        true
-    }
-
-    fn fire(&mut self, registration: u32) {
-        let place = &mut self.registrations[registration as usize];
-        if place.fence.is_some() && !place.firing {
-            place.firing = true;
-            self.firing.push_back(registration);
-        }
+        any
     }
 
     /// Fires the points of timelines that moved, at most `budget` of them.
     pub(crate) fn step_timelines(&mut self, mut budget: u32) {
         while let Some(&index) = self.stepped.last() {
             let watch = &mut self.timelines[index as usize];
-            let expiries = watch.timeline.upgrade().map_or(0, |cell| cell.expiries());
+            let expiries = match watch.may_expire {
+                true => watch.timeline.upgrade().map_or(0, |cell| cell.expiries()),
+                false => 0,
+            };
             if watch.expiries < expiries {
                 watch.expiries = expiries;
                 self.expired = true;
             }
-            loop {
-                let watch = &mut self.timelines[index as usize];
-                let Some(&Reverse((value, stamp, registration))) = watch.points.peek() else { break };
-                let pending =
-                    watch.timeline.upgrade().is_some_and(|cell| cell.status_at(value) == FenceStatus::Pending);
-                if pending {
-                    break;
+            while let Some(&Reverse((_, stamp, registration))) = watch.points.peek() {
+                let place = &mut self.registrations[registration as usize];
+                let is_left = place.stamp != stamp;
+                if !is_left {
+                    place.outcome = place.fence.as_ref().expect("it waits for a point").status();
+                    if place.outcome == FenceStatus::Pending {
+                        break;
+                    }
                 }
                 if budget == 0 {
                     return;
                 }
                 budget -= 1;
                 watch.points.pop();
-                if self.registrations[registration as usize].stamp == stamp {
-                    self.fire(registration);
-                } else {
+                if is_left {
                     watch.left -= 1;
+                } else {
+                    self.firing.push_back(registration);
                 }
             }
             self.stepped.pop();
@@ -420,13 +435,12 @@ impl Gate {
         while let Some(&registration) = self.firing.front() {
             let place = &self.registrations[registration as usize];
             let edge = place.head;
-            let fence = place.fence.as_ref().expect("a firing registration has its fence");
             if edge == EdgeId::NONE {
                 self.firing.pop_front();
                 self.unregister(registration);
                 continue;
             }
-            let failure = match fence.status() {
+            let failure = match place.outcome {
                 FenceStatus::Failed(failure) => Some(failure),
                 FenceStatus::Signalled => None,
                 FenceStatus::Pending => unreachable!("only final fences fire"),
@@ -463,7 +477,7 @@ impl Gate {
     /// have our node until they are final.
     fn leave_point(&mut self, registration: u32) {
         let place = &self.registrations[registration as usize];
-        let Some(fence) = place.fence.as_ref().filter(|_| !place.firing) else { return };
+        let Some(fence) = place.fence.as_ref().filter(|_| place.outcome == FenceStatus::Pending) else { return };
         let Kind::Point { timeline, .. } = &fence.kind else { return };
         let watch = self.watch_of(timeline).expect("a point's timeline is watched") as usize;
         fence.registrations.leave_first(self.core, registration);
@@ -479,13 +493,20 @@ impl Gate {
 
     fn unregister(&mut self, registration: u32) {
         let place = &mut self.registrations[registration as usize];
-        (place.firing, place.stamp) = (false, 0);
-        if let Some(fence) = place.fence.take()
-            && !self.others.is_empty()
-        {
-            self.others.remove(&Arc::as_ptr(&fence));
+        (place.outcome, place.stamp) = (FenceStatus::Pending, 0);
+        if let Some(fence) = place.fence.take() {
+            if !self.others.is_empty() {
+                self.others.remove(&Arc::as_ptr(&fence));
+            }
+            self.done.push(fence);
         }
         self.free.push(registration);
+    }
+
+    /// Lets go of fences that are done with: at the end of a turn, because whoever signalled one has its count's cache line.
+    #[inline]
+    pub(crate) fn drop_done(&mut self) {
+        self.done.clear();
     }
 }
 

@@ -252,6 +252,7 @@ impl Core {
                 self.answer_quiet(ring);
             }
         }
+        self.gate.drop_done();
         if worked {
             self.last_work = now;
             return Hint::Now;
@@ -293,9 +294,9 @@ impl Core {
     pub(crate) fn has_input(&self) -> bool {
         !self.controls.queue.is_empty()
             || !self.put_off.is_empty()
-            || self.inbox.has_fired()
             || self.rings.iter().flatten().any(RingState::has_input)
             || (!self.dead && self.drivers_have_input())
+            || self.inbox.has_fired_before_sleep()
     }
 
     /// Not for a dead core, which calls no driver again: it would never sleep.
@@ -1018,7 +1019,7 @@ impl Core {
 
     fn turn_dead(&mut self) -> Hint {
         // Nobody waits at the gate any more; left there, they would keep the poller awake.
-        self.inbox.take_fired(drop);
+        self.inbox.take_fired(|_, _| ());
         for index in 0..self.rings.len() as u32 {
             self.end_late(index);
             self.post_waiting(index);

@@ -114,7 +114,7 @@ fn a_dead_core_comes_to_rest() {
     let mut setup = Setup::new(2, Sim::new(1));
     let (signaller, fence) = fence::host();
     let node = Node::new(sync::Arc::clone(&setup.core.inbox), NodeKey::Fence(0));
-    assert!(fence.0.registrations.add(&node));
+    fence.0.registrations.add(node).unwrap();
     setup.core.turn(1);
     setup.core.bury();
     signaller.signal();

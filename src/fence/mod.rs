@@ -128,7 +128,9 @@ pub(crate) enum Kind {
     Routed(Box<Route>),
 }
 
+/// State and list lie together, on one cache line: who signals fetches it once.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct FenceInner {
     state: AtomicU64,
     /// The cores that want to hear of it.
@@ -174,7 +176,7 @@ impl FenceInner {
         // Two pollers may ask a shared event at once: the first answer stands. Release: what was done before goes on to who
         // sees the state.
         if self.state.compare_exchange(PENDING, pack(status), Ordering::Release, Ordering::Relaxed).is_ok() {
-            self.registrations.close();
+            self.registrations.close(status == FenceStatus::Signalled);
         }
     }
 

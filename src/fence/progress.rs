@@ -86,6 +86,11 @@ impl TimelineCell {
         !self.abandoned.load(Ordering::Relaxed)
     }
 
+    /// True if values of it may expire.
+    pub(crate) fn may_expire(&self) -> bool {
+        self.mirror.is_some()
+    }
+
     /// Counts whenever values expire. A core that finds it larger than before looks for entries that are late.
     pub(crate) fn expiries(&self) -> u64 {
         self.expiries.load(Ordering::Acquire)

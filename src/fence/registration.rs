@@ -13,7 +13,8 @@ use crate::doorbell::Doorbell;
 use crate::fork::Home;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
-/// One core's interest in one fence or timeline. Shared by the core and by whichever list it is on.
+/// One core's interest in one fence or timeline. A fence's is owned by one at a time: by the core, the fence's list or the
+/// core's stack. A timeline's stays on the timeline's list, and is on the stack besides.
 #[derive(Debug)]
 pub(crate) struct Node {
     inbox: Arc<Inbox>,
@@ -21,9 +22,9 @@ pub(crate) struct Node {
     pub(crate) key: NodeKey,
     /// Next on the fence's or timeline's list. Written before the node is published there, constant after.
     listed_next: UnsafeCell<*const Node>,
-    /// Next on the inbox's stack.
+    /// What lies under it on the inbox's stack; null while it is on none.
     fired_next: AtomicPtr<Node>,
-    /// On the inbox's stack already.
+    /// A timeline's: on the inbox's stack already.
     fired: AtomicBool,
 }
 
@@ -48,15 +49,45 @@ impl Node {
             fired: AtomicBool::new(false),
         })
     }
+
+    /// Links it in front of `next` on a list. Mostly it stood alone before, and does so again: then its cache line, which who
+    /// signalled last has too, is left as it is.
+    ///
+    /// # Safety
+    /// Nobody else has the node.
+    unsafe fn list_before(&self, next: *const Node) {
+        // SAFETY: the caller's.
+        unsafe {
+            if sync::read(&self.listed_next) != next {
+                sync::write(&self.listed_next, next);
+            }
+        }
+    }
+
+    /// The same on a stack.
+    fn lay_on(&self, under: *mut Node) {
+        if self.fired_next.load(Ordering::Relaxed) != under {
+            self.fired_next.store(under, Ordering::Relaxed);
+        }
+    }
 }
 
-/// The end of a list that takes no more nodes. Never dereferenced.
+/// The end of a list or stack that takes no more nodes. Never dereferenced.
 fn closed() -> *mut Node {
-    ptr::without_provenance_mut(1)
+    ptr::without_provenance_mut(2)
 }
+
+/// A stack with nothing on it whose core sleeps, or is about to. Never dereferenced.
+fn asleep() -> *mut Node {
+    ptr::without_provenance_mut(4)
+}
+
+/// Added to the address of a node on a stack whose fence has signalled: so the core need not fetch the fence to ask it.
+const SIGNALLED: usize = 1;
 
 /// The nodes and threads that want to hear of one fence or timeline.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Registrations {
     /// Owns one count of each node on it; [`closed`] once the fence is settled.
     head: AtomicPtr<Node>,
@@ -78,22 +109,21 @@ impl Registrations {
         }
     }
 
-    /// Adds a node; false if the list is closed: the state is final and can be read.
-    pub(crate) fn add(&self, node: &Arc<Node>) -> bool {
-        let raw = Arc::into_raw(Arc::clone(node)).cast_mut();
+    /// Adds a node, or gives it back if the list is closed: the state is final and can be read.
+    pub(crate) fn add(&self, node: Arc<Node>) -> Result<(), Arc<Node>> {
+        let raw = Arc::into_raw(node).cast_mut();
         let mut head = self.head.load(Ordering::Acquire);
         loop {
             if head == closed() {
                 // SAFETY: `raw` came from `into_raw` above and was not published.
-                drop(unsafe { Arc::from_raw(raw) });
-                return false;
+                return Err(unsafe { Arc::from_raw(raw) });
             }
-            // SAFETY: nobody else reads the field before the exchange below publishes the node.
-            unsafe { sync::write(&node.listed_next, head.cast_const()) };
+            // SAFETY: nobody else has the node before the exchange below publishes it; then the list owns its count.
+            unsafe { (*raw).list_before(head) };
             // Release: publishes the node; whoever walks the list from it has the nodes pushed before, too, because every push is
             // an exchange. Acquire: if the list was closed meanwhile, the state is read next.
             match self.head.compare_exchange_weak(head, raw, Ordering::Release, Ordering::Acquire) {
-                Ok(_) => return true,
+                Ok(_) => return Ok(()),
                 Err(now) => head = now,
             }
         }
@@ -119,8 +149,8 @@ impl Registrations {
         let _ = self.first.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Closes the list and hands every node to its core.
-    pub(crate) fn close(&self) {
+    /// Closes the list and hands every node to its core. `signalled` is how it ended.
+    pub(crate) fn close(&self, signalled: bool) {
         let mut next = self.head.swap(closed(), Ordering::AcqRel);
         while !next.is_null() && next != closed() {
             // SAFETY: the list owned this count, and the swap gave the list to us.
@@ -128,7 +158,7 @@ impl Registrations {
             // SAFETY: constant since the node was published, which the swap acquired. Read before the core can have it.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
             // The node was on this list alone, so it is on no stack: `fired` is for timelines.
-            Inbox::push(node);
+            Inbox::push(node, signalled);
         }
         self.wake_threads();
     }
@@ -162,7 +192,7 @@ impl Registrations {
                     Arc::increment_strong_count(next);
                     Arc::from_raw(next)
                 };
-                Inbox::push(node);
+                Inbox::push(node, false);
             }
             // SAFETY: constant since the node was published.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
@@ -192,10 +222,10 @@ impl Drop for Registrations {
 /// Where a core hears from other threads about fences: a stack of fired nodes and the doorbell.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// Owns one count of each node on it; [`closed`] when the core is gone.
-    /// Apart from the counts of whoever holds the inbox: those who signal change them while the core looks here.
+    /// Owns one count of each node on it, whose address may have [`SIGNALLED`] added. With nothing on it: null while the core
+    /// is awake, [`asleep`], or [`closed`] when it is gone. Alone on its cache line, which goes to and fro.
     stack: CachePadded<AtomicPtr<Node>>,
-    pub(crate) doorbell: std::sync::Arc<Doorbell>,
+    doorbell: std::sync::Arc<Doorbell>,
 }
 
 impl Inbox {
@@ -204,56 +234,77 @@ impl Inbox {
     }
 
     /// Hands a node that is on no stack to its core.
-    fn push(node: Arc<Node>) {
-        let inbox = Arc::clone(&node.inbox);
+    fn push(node: Arc<Node>, signalled: bool) {
         let raw = Arc::into_raw(node).cast_mut();
-        let mut head = inbox.stack.load(Ordering::Relaxed);
-        loop {
-            if head == closed() {
+        // SAFETY: we own a count until the exchange below has succeeded.
+        let node = unsafe { &*raw };
+        let told = raw.map_addr(|address| address | if signalled { SIGNALLED } else { 0 });
+        let mut sleeper = None;
+        // Mostly the core is awake and nothing is there. To look first would bring the cache line here twice: to read, to write.
+        let mut head = ptr::null_mut();
+        // Release: publishes the link and everything before the signal.
+        while let Err(now) = node.inbox.stack.compare_exchange(head, told, Ordering::Release, Ordering::Relaxed) {
+            if now == closed() {
                 // SAFETY: `raw` came from `into_raw` above and was not published.
                 drop(unsafe { Arc::from_raw(raw) });
                 return;
             }
-            // SAFETY: we own a count of `raw`.
-            unsafe { &*raw }.fired_next.store(head, Ordering::Relaxed);
-            // Release: publishes `fired_next` and everything before the signal.
-            match inbox.stack.compare_exchange_weak(head, raw, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => head = now,
-            }
+            sleeper = (now == asleep()).then(|| std::sync::Arc::clone(&node.inbox.doorbell));
+            node.lay_on(if sleeper.is_some() { ptr::null_mut() } else { now });
+            head = now;
         }
-        inbox.doorbell.ring_always();
+        // From here on the core may be gone, and with it the inbox. If it was awake it looks before it sleeps.
+        if let Some(doorbell) = sleeper {
+            doorbell.ring_always();
+        }
     }
 
-    /// True if nodes wait to be taken.
+    /// True if [`take_fired`](Self::take_fired) has something to do.
     #[inline]
-    pub(crate) fn has_fired(&self) -> bool {
+    pub(crate) fn is_touched(&self) -> bool {
         !self.stack.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes every fired node, newest first.
-    pub(crate) fn take_fired(&self, mut each: impl FnMut(Arc<Node>)) {
+    /// The core's last look before it sleeps, with its doorbell armed: true if there are nodes to take. If there are none, who
+    /// brings the first one rings.
+    pub(crate) fn has_fired_before_sleep(&self) -> bool {
+        // As an exchange: either we find the node, or who brings it finds this.
+        match self.stack.compare_exchange(ptr::null_mut(), asleep(), Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => false,
+            Err(now) => now != asleep() && now != closed(),
+        }
+    }
+
+    /// Takes every fired node, newest first, with whether its fence is known to have signalled. The core is awake.
+    pub(crate) fn take_fired(&self, mut each: impl FnMut(Arc<Node>, bool)) {
         self.drain(ptr::null_mut(), &mut each);
     }
 
     /// Takes nothing from now on: the core is gone.
     pub(crate) fn close(&self) {
-        self.drain(closed(), &mut drop);
+        self.drain(closed(), &mut |_, _| ());
     }
 
-    fn drain(&self, leave: *mut Node, each: &mut dyn FnMut(Arc<Node>)) {
+    fn drain(&self, leave: *mut Node, each: &mut dyn FnMut(Arc<Node>, bool)) {
         if self.stack.load(Ordering::Relaxed) == closed() {
             return;
         }
         let mut next = self.stack.swap(leave, Ordering::Acquire);
+        if next == asleep() {
+            return;
+        }
         while !next.is_null() {
+            let signalled = next.addr() & SIGNALLED != 0;
             // SAFETY: the stack owned this count, and the swap gave the stack to us.
-            let node = unsafe { Arc::from_raw(next) };
+            let node = unsafe { Arc::from_raw(next.map_addr(|address| address & !SIGNALLED)) };
             next = node.fired_next.load(Ordering::Relaxed);
-            // From here the node can be fired again. Acquire: a timeline's value that is stored after this fires anew, one
-            // stored before is read by the core after this. Release: the link was read.
-            node.fired.swap(false, Ordering::AcqRel);
-            each(node);
+            node.lay_on(ptr::null_mut());
+            if let NodeKey::Timeline(_) = node.key {
+                // From here the node can be fired again. Acquire: a timeline's value that is stored after this fires anew, one
+                // stored before is read by the core after this. Release: the link was read.
+                node.fired.swap(false, Ordering::AcqRel);
+            }
+            each(node, signalled);
         }
     }
 }

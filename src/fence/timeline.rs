@@ -6,15 +6,17 @@ use super::{Failure, Fence, FenceInner, FenceStatus, Kind, pack, registration::R
 use crate::code::errno;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
+/// Value and list lie together, on one cache line: who moves it fetches it once.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct TimelineCell {
     pub(super) value: AtomicU64,
+    /// Cores that want to hear of every step.
+    pub(crate) registrations: Registrations,
     /// The first value that failed, and with it every larger one; [`NEVER`] if none has. Stored before `value` reaches it.
     pub(super) failed_from: AtomicU64,
     /// Why, packed. Stored before `failed_from`.
     pub(super) failed: AtomicU64,
-    /// Cores that want to hear of every step.
-    pub(crate) registrations: Registrations,
     /// Where the ends of entries wait until all before them have ended: one place for each value that may be reserved
     /// beyond `value`. Empty for a timeline that a thread moves.
     pub(super) window: Box<[Arc<FenceInner>]>,
