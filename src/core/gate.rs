@@ -67,6 +67,10 @@ type Point = (u64, u64, u32);
 struct TimelineWatch {
     /// Not counted, so that a timeline that everybody dropped goes away.
     timeline: Weak<TimelineCell>,
+    /// Which node is its. Never followed.
+    node: *const Node,
+    /// The node, between a step of the timeline and the look at it.
+    fired: Option<sync::Arc<Node>>,
     points: BinaryHeap<Reverse<Point>>,
     /// How many of them nobody waits for any more.
     left: usize,
@@ -134,8 +138,8 @@ pub(crate) struct Gate {
     due: BinaryHeap<Reverse<(Nanos, u32)>>,
 }
 
-// SAFETY: the pointers in the maps are keys, never followed; what they name is kept alive by the registration or watch
-// beside them.
+// SAFETY: the pointers are names, never followed. What a key of a map names is kept alive by the registration or watch
+// beside it, and a watch's node can be told from any that is younger, because it is compared with one that lives.
 unsafe impl Send for Gate {}
 
 impl Gate {
@@ -265,29 +269,28 @@ impl Gate {
     }
 
     fn watch_new(&mut self, timeline: &Arc<TimelineCell>) -> u32 {
+        let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
+        let index = dead.unwrap_or(self.timelines.len()) as u32;
+        let first = timeline.registrations.claim_first(self.core, index);
+        let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Timeline(index, first));
         let watch = TimelineWatch {
             timeline: Arc::downgrade(timeline),
+            node: sync::Arc::as_ptr(&node),
+            fired: None,
             points: BinaryHeap::new(),
             left: 0,
             may_expire: timeline.may_expire(),
             expiries: 0,
         };
-        let dead = self.timelines.iter().position(|watch| watch.timeline.strong_count() == 0);
-        let index = match dead {
-            Some(index) => {
-                self.other_timelines.retain(|_, &mut other| other != index as u32);
-                self.timelines[index] = watch;
-                index as u32
+        match dead {
+            Some(dead) => {
+                self.other_timelines.retain(|_, &mut other| other != index);
+                self.timelines[dead] = watch;
             }
-            None => {
-                self.timelines.push(watch);
-                self.timelines.len() as u32 - 1
-            }
-        };
-        let node = Node::new(sync::Arc::clone(&self.inbox), NodeKey::Timeline(index));
-        let added = timeline.registrations.add(node);
-        debug_assert!(added.is_ok(), "a timeline's list is never closed");
-        if !timeline.registrations.claim_first(self.core, index) {
+            None => self.timelines.push(watch),
+        }
+        timeline.registrations.add_for_good(node);
+        if !first {
             self.other_timelines.insert(Arc::as_ptr(timeline), index);
         }
         index
@@ -337,7 +340,14 @@ impl Gate {
                     place.node = Some(node);
                     self.firing.push_back(registration);
                 }
-                NodeKey::Timeline(timeline) => self.stepped.push(timeline),
+                NodeKey::Timeline(timeline, _) => {
+                    let watch = &mut self.timelines[timeline as usize];
+                    // Else it is that of a timeline that is gone, whose place another one has.
+                    if watch.node == sync::Arc::as_ptr(&node) {
+                        watch.fired = Some(node);
+                        self.stepped.push(timeline);
+                    }
+                }
             }
         });
         // The stack gave them newest first.
@@ -345,9 +355,25 @@ impl Gate {
         any
     }
 
+    /// Before a look at a timeline: whatever moves it from here on fires its node again.
+    fn rearm(&mut self, index: u32) {
+        let watch = &mut self.timelines[index as usize];
+        let Some(node) = watch.fired.take() else { return };
+        // A fence on it, if there is one, spares us its count, whose cache line others have.
+        let lowest =
+            watch.points.peek().map(|&Reverse((_, stamp, place))| (stamp, &self.registrations[place as usize]));
+        let fence = lowest.filter(|(stamp, place)| place.stamp == *stamp).and_then(|(_, place)| place.fence.as_ref());
+        if let Some(Kind::Point { timeline, .. }) = fence.map(|fence| &fence.kind) {
+            timeline.registrations.rearm(node);
+        } else if let Some(timeline) = watch.timeline.upgrade() {
+            timeline.registrations.rearm(node);
+        }
+    }
+
     /// Fires the points of timelines that moved, at most `budget` of them.
     pub(crate) fn step_timelines(&mut self, mut budget: u32) {
         while let Some(&index) = self.stepped.last() {
+            self.rearm(index);
             let watch = &mut self.timelines[index as usize];
             let expiries = match watch.may_expire {
                 true => watch.timeline.upgrade().map_or(0, |cell| cell.expiries()),

@@ -124,6 +124,34 @@ fn a_dead_core_comes_to_rest() {
     setup.close();
 }
 
+/// A timeline goes while its node is on the core's stack, and another one has its place before the node is taken.
+#[test]
+fn the_node_of_a_timeline_that_is_gone_is_let_go_of() {
+    let mut setup = Setup::new(8, Sim::new(1));
+    let holders = |setup: &Setup| sync::Arc::strong_count(&setup.core.inbox);
+    let without_nodes = holders(&setup);
+    let (mut signaller, timeline) = fence::timeline(0);
+    let entry = setup.read().wait(&timeline.at(1));
+    setup.push(entry);
+    setup.core.turn(1);
+    signaller.signal(1).unwrap();
+    setup.core.turn(2);
+    signaller.signal(2).unwrap();
+    drop((signaller, timeline));
+    assert_eq!(holders(&setup), without_nodes + 1, "the node is on the stack");
+    let (mut signaller, timeline) = fence::timeline(0);
+    let entry = setup.read().wait(&timeline.at(1));
+    setup.push(entry);
+    assert!(setup.core.take_all(0));
+    setup.core.turn(3);
+    assert_eq!(holders(&setup), without_nodes + 1, "that of the second timeline alone");
+    signaller.signal(1).unwrap();
+    setup.core.turn(4);
+    setup.core.turn(1 << 30);
+    assert_eq!(setup.reap().len(), 2);
+    setup.close();
+}
+
 /// What was ready for another peer when the driver panicked is not input, or the poller would never sleep again.
 #[test]
 fn a_dead_core_with_ready_entries_comes_to_rest() {

@@ -1,10 +1,12 @@
 //! How a core hears of a fence.
 //!
 //! A core that gates an entry on a fence pushes one [`Node`] of its own on the fence's list, once, however many entries
-//! wait. Whoever settles the fence closes the list and moves each node to the stack in its core's [`Inbox`], then rings
-//! the core's doorbell. Nodes are allocated by the core, so signalling allocates nothing and cannot fail.
+//! wait. Whoever settles the fence closes the list and moves each node to the stack in its core's [`Inbox`], and rings the
+//! core's doorbell if it sleeps. Nodes are allocated by the core, so signalling allocates nothing and cannot fail.
+//!
+//! What it takes is cache lines that go from one core to the other. `docs/architecture.md` in the repository counts them.
 
-use std::ptr;
+use std::{mem, ptr};
 
 use crossbeam_utils::CachePadded;
 use event_listener::Event;
@@ -13,8 +15,8 @@ use crate::doorbell::Doorbell;
 use crate::fork::Home;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
-/// One core's interest in one fence or timeline. A fence's is owned by one at a time: by the core, the fence's list or the
-/// core's stack. A timeline's stays on the timeline's list, and is on the stack besides.
+/// One core's interest in one fence or timeline. A fence's has one count, which moves: from the core to the fence's list, the
+/// core's stack and back. A timeline's has a second one: it stays on the timeline's list, and is on the stack besides.
 #[derive(Debug)]
 pub(crate) struct Node {
     inbox: Arc<Inbox>,
@@ -24,14 +26,22 @@ pub(crate) struct Node {
     listed_next: UnsafeCell<*const Node>,
     /// What lies under it on the inbox's stack; null while it is on none.
     fired_next: AtomicPtr<Node>,
-    /// A timeline's: on the inbox's stack already.
+    /// A timeline's second count is not the timeline's but the stack's or the core's. Of the timeline's first core that is
+    /// [`Registrations::first_fired`].
     fired: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeKey {
     Fence(u32),
-    Timeline(u32),
+    /// Whether the core was the first, too.
+    Timeline(u32, bool),
+}
+
+impl NodeKey {
+    fn is_first(self) -> bool {
+        matches!(self, NodeKey::Timeline(_, true))
+    }
 }
 
 // SAFETY: `listed_next` is written only before the node is published by a Release operation, see `Registrations::add`.
@@ -94,6 +104,9 @@ pub(crate) struct Registrations {
     /// The first core that registered and its key for it, so that the common case needs no map: core above, key + 1
     /// below, 0 for none.
     first: AtomicU64,
+    /// What [`Node::fired`] is for others, here for the first core of a timeline: who moves it has this cache line already, and
+    /// the core fetches it for the value.
+    first_fired: AtomicBool,
     /// Threads in [`Fence::wait_timeout`](super::Fence::wait_timeout).
     pub(super) threads: Event,
     pub(super) home: Home,
@@ -104,6 +117,7 @@ impl Registrations {
         Registrations {
             head: AtomicPtr::new(ptr::null_mut()),
             first: AtomicU64::new(0),
+            first_fired: AtomicBool::new(false),
             threads: Event::new(),
             home: Home::here(),
         }
@@ -127,6 +141,27 @@ impl Registrations {
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// Adds a timeline's node, which can be fired from now on.
+    pub(crate) fn add_for_good(&self, node: Arc<Node>) {
+        // The second count.
+        mem::forget(Arc::clone(&node));
+        let added = self.add(node);
+        debug_assert!(added.is_ok(), "a timeline's list is never closed");
+    }
+
+    fn fired<'a>(&'a self, node: &'a Node) -> &'a AtomicBool {
+        if node.key.is_first() { &self.first_fired } else { &node.fired }
+    }
+
+    /// The core has taken its timeline's node off its stack, and is about to look at the value: from here on it can be fired
+    /// again.
+    pub(crate) fn rearm(&self, node: Arc<Node>) {
+        let node = Arc::into_raw(node);
+        // SAFETY: the list has a count too. Acquire: a value that is stored after this fires anew, one stored before is read by the
+        // core after this. Release: the link was read. The timeline has the count that was ours.
+        self.fired(unsafe { &*node }).swap(false, Ordering::AcqRel);
     }
 
     /// The key under which `core` registered, if it was the first to.
@@ -157,7 +192,7 @@ impl Registrations {
             let node = unsafe { Arc::from_raw(next) };
             // SAFETY: constant since the node was published, which the swap acquired. Read before the core can have it.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
-            // The node was on this list alone, so it is on no stack: `fired` is for timelines.
+            // The node was on this list alone, so it is on no stack.
             Inbox::push(node, signalled);
         }
         self.wake_threads();
@@ -186,13 +221,9 @@ impl Registrations {
             let node = unsafe { &*next };
             // With the barrier above a release: the value is seen by the core that finds the node on its stack, or takes it
             // afterwards. Acquire: the core, which has marked the node as taken, has read the link that `push` overwrites.
-            if !node.fired.swap(true, Ordering::Acquire) {
-                // SAFETY: `next` is a live `Arc` allocation; the new count is given to the stack.
-                let node = unsafe {
-                    Arc::increment_strong_count(next);
-                    Arc::from_raw(next)
-                };
-                Inbox::push(node, false);
+            if !self.fired(node).swap(true, Ordering::Acquire) {
+                // SAFETY: the node's second count was the timeline's, and the exchange gave it to us.
+                Inbox::push(unsafe { Arc::from_raw(next) }, false);
             }
             // SAFETY: constant since the node was published.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
@@ -213,6 +244,12 @@ impl Drop for Registrations {
         while !next.is_null() && next != closed() {
             // SAFETY: the list owned this count; `&mut self`: nobody else walks it.
             let node = unsafe { Arc::from_raw(next) };
+            if let NodeKey::Timeline(..) = node.key
+                && !self.fired(&node).swap(true, Ordering::Relaxed)
+            {
+                // SAFETY: the second count is ours, and nobody can fire the node any more.
+                drop(unsafe { Arc::from_raw(next) });
+            }
             // SAFETY: constant since the node was published.
             next = unsafe { sync::read(&node.listed_next) }.cast_mut();
         }
@@ -275,7 +312,8 @@ impl Inbox {
         }
     }
 
-    /// Takes every fired node, newest first, with whether its fence is known to have signalled. The core is awake.
+    /// Takes every fired node, newest first, with whether its fence is known to have signalled. A timeline's is to be
+    /// [rearmed](Registrations::rearm). The core is awake.
     pub(crate) fn take_fired(&self, mut each: impl FnMut(Arc<Node>, bool)) {
         self.drain(ptr::null_mut(), &mut each);
     }
@@ -299,11 +337,6 @@ impl Inbox {
             let node = unsafe { Arc::from_raw(next.map_addr(|address| address & !SIGNALLED)) };
             next = node.fired_next.load(Ordering::Relaxed);
             node.lay_on(ptr::null_mut());
-            if let NodeKey::Timeline(_) = node.key {
-                // From here the node can be fired again. Acquire: a timeline's value that is stored after this fires anew, one
-                // stored before is read by the core after this. Release: the link was read.
-                node.fired.swap(false, Ordering::AcqRel);
-            }
             each(node, signalled);
         }
     }

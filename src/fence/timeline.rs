@@ -8,7 +8,7 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// Value and list lie together, on one cache line: who moves it fetches it once.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct TimelineCell {
     pub(super) value: AtomicU64,
     /// Cores that want to hear of every step.
