@@ -8,6 +8,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use crossbeam_utils::CachePadded;
 use moonring::transport::{Busy, Caps, Driver, Event, Hint, Nanos, Op, PollerWaker, Transport};
 use moonring::{Engine, RawMemory, Stage, TransportError};
 
@@ -21,8 +22,9 @@ pub struct Watched {
     watching: AtomicU8,
     /// How often watching began.
     begun: AtomicU64,
-    /// When operations were last given to the driver, in nanoseconds from `start`; 0 for not yet.
-    called: AtomicU64,
+    /// When operations were last given to the driver, in nanoseconds from `start`; 0 for not yet. Alone on its cache line: the
+    /// caller writes it while it waits, and the poller reads what lies beside in every turn.
+    called: CachePadded<AtomicU64>,
     turns: Mutex<Vec<f64>>,
     longest: AtomicU64,
 }
@@ -38,7 +40,7 @@ impl Watched {
             start: Instant::now(),
             watching: AtomicU8::new(NOTHING),
             begun: AtomicU64::new(0),
-            called: AtomicU64::new(0),
+            called: CachePadded::default(),
             turns: Mutex::default(),
             longest: AtomicU64::new(0),
         });

@@ -16,8 +16,10 @@ use crate::fork::Home;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Ordering, UnsafeCell, fence};
 
 /// One core's interest in one fence or timeline. A fence's has one count, which moves: from the core to the fence's list, the
-/// core's stack and back. A timeline's has a second one: it stays on the timeline's list, and is on the stack besides.
+/// core's stack and back. A timeline's has a second one: it stays on the timeline's list, and is on the stack besides. On a cache
+/// line of its own: who signals reads it, and beside it would be what the core writes all the time.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Node {
     inbox: Arc<Inbox>,
     /// The core's own name for it.

@@ -130,7 +130,7 @@ pub fn timeline(initial: u64) -> (TimelineSignaller, Timeline) {
 
 /// A 64-bit word that only grows. Clone it freely; any thread may read it and make fences on its values.
 ///
-/// A poller that has waited for it stays on its list, with about 510 bytes, when it has ended. Rings that come and go while a
+/// A poller that has waited for it stays on its list, with about 580 bytes, when it has ended. Rings that come and go while a
 /// timeline lives share one better, see [`Builder::attach`](crate::Builder::attach).
 #[derive(Clone, Debug)]
 pub struct Timeline {
