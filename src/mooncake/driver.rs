@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use mooncake_sys::{
     BatchId, CallError, EXCEPTION, OPCODE_READ, OPCODE_WRITE, STATUS_CANCELED, STATUS_COMPLETED, STATUS_FAILED,
-    STATUS_INVALID, STATUS_PENDING, STATUS_TIMEOUT, STATUS_WAITING, TransferRequest,
+    STATUS_INVALID, STATUS_PENDING, STATUS_TIMEOUT, STATUS_WAITING, TransferRequest, TransferStatus,
 };
 
 use super::gpu::{Copy, Landed, Look};
@@ -303,18 +303,16 @@ fn ask(shared: &Shared, live: &Live<'_>, batch: BatchId, task: usize, len: u32) 
     // SAFETY: the engine is live, and the batch is not freed before all of its tasks have ended.
     let status = || unsafe { shared.api.get_transfer_status(live.engine(), batch, task) };
     let lost = |errno, detail| Word::Lost { errno, detail };
-    match status().map(|status| status.status) {
+    let first = status();
+    match first.as_ref().map(|status| status.status) {
         Ok(STATUS_WAITING | STATUS_PENDING) => Word::Running,
         Ok(STATUS_COMPLETED) => {
-            // Mooncake reads the count before the state, and both without a barrier: only a second answer has the count, and
-            // only behind a barrier are the bytes there.
+            // Mooncake reads the count before the state, and both without a barrier: only behind one are the bytes there, and a
+            // count that is not whole may be an old one. Only then is a second answer worth its price (see `MAX_BATCH`).
             fence(Ordering::Acquire);
-            match status() {
-                Ok(status) if status.transferred_bytes == u64::from(len) => {
-                    Word::Ended { res: len as i32, detail: STATUS_COMPLETED }
-                }
-                _ => Word::Ended { res: -errno::EBADMSG, detail: STATUS_COMPLETED },
-            }
+            let is_whole = |status: TransferStatus| status.transferred_bytes == u64::from(len);
+            let whole = first.is_ok_and(is_whole) || status().is_ok_and(is_whole);
+            Word::Ended { res: if whole { len as i32 } else { -errno::EBADMSG }, detail: STATUS_COMPLETED }
         }
         Ok(STATUS_FAILED) => Word::Ended { res: -errno::EIO, detail: STATUS_FAILED },
         Ok(STATUS_TIMEOUT) => lost(errno::ETIMEDOUT, STATUS_TIMEOUT),
