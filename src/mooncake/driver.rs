@@ -60,9 +60,9 @@ struct Batch {
     peer: Option<Arc<Peer>>,
     tasks: Vec<Task>,
     /// Tasks that have not ended, one bit each.
-    running: u128,
+    running: u32,
     /// Those of them whose result was given already.
-    told: u128,
+    told: u32,
     /// When a task ended last, or was found to be COMPLETED with its copy on the way, or the batch began.
     news: Nanos,
     /// When all that ran were asked about last, or the batch began.
@@ -181,7 +181,7 @@ impl MooncakeDriver {
         match begun {
             Ok(()) => {
                 batch.peer = Some(Arc::clone(peer));
-                batch.running = u128::MAX >> (u128::BITS as usize - count);
+                batch.running = u32::MAX >> (u32::BITS as usize - count);
                 batch.told = 0;
                 (batch.news, batch.whole) = (now, now);
                 self.due.push(Reverse((now + 1, place)));
@@ -214,7 +214,7 @@ impl MooncakeDriver {
         }
         let mut left = batch.running;
         let (mut ended, mut running) = (0, 0);
-        let (mut copied, mut copies) = (0_u128, Look::default());
+        let (mut copied, mut copies) = (0_u32, Look::default());
         while left != 0 && (whole || running < RUNNING) {
             let task = left.trailing_zeros();
             let bit = 1 << task;

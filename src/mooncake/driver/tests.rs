@@ -220,8 +220,8 @@ fn who_has_the_byte_count_does_not_ask_for_it() {
 #[test]
 fn ends_are_seen_in_whatever_order_they_come() {
     let mut it = Scripted::new();
-    let (first, _) = it.submit(&[100; 128]);
-    for at in (0..128).rev() {
+    let (first, _) = it.submit(&[100; MAX_BATCH as usize]);
+    for at in (0..u64::from(MAX_BATCH)).rev() {
         it.completes(first + at, 100);
         it.after(LATER);
         assert_eq!(it.reported(), [(first + at, Said::Result(100, Stage::Transfer, 4, true))]);
@@ -234,26 +234,26 @@ fn ends_are_seen_in_whatever_order_they_come() {
 #[test]
 fn most_looks_are_at_the_first_tasks() {
     let mut it = Scripted::new();
-    let (first, _) = it.submit(&[100; 128]);
+    let (first, _) = it.submit(&[100; MAX_BATCH as usize]);
     let mut asked = it.count(2);
     let mut calls = |it: &Scripted| it.count(2) - std::mem::replace(&mut asked, it.count(2));
     it.after(1);
     assert_eq!(calls(&it), c_long::from(RUNNING));
     // Those that have ended are not counted among those that run.
     (0..20).for_each(|at| it.completes(first + at, 100));
-    it.completes(first + 127, 100);
+    it.completes(first + 31, 100);
     it.after(1);
     assert_eq!(it.reported().len(), 20);
     assert_eq!(calls(&it), 20 + c_long::from(RUNNING));
     it.after(WHOLE - 2);
-    assert_eq!(it.reported(), [(first + 127, Said::Result(100, Stage::Transfer, 4, true))]);
-    assert_eq!(calls(&it), 108);
+    assert_eq!(it.reported(), [(first + 31, Said::Result(100, Stage::Transfer, 4, true))]);
+    assert_eq!(calls(&it), c_long::from(MAX_BATCH) - 20);
     it.after(1);
     assert_eq!(calls(&it), c_long::from(RUNNING));
     // Who ends an operation early knows of every end.
-    it.completes(first + 126, 100);
+    it.completes(first + 30, 100);
     it.driver.settle(it.now, &mut it.events);
-    assert_eq!(it.reported(), [(first + 126, Said::Result(100, Stage::Transfer, 4, true))]);
+    assert_eq!(it.reported(), [(first + 30, Said::Result(100, Stage::Transfer, 4, true))]);
 }
 
 #[test]
@@ -378,8 +378,8 @@ fn pollers_of_one_engine_share_mooncakes_queue() {
     assert!(it.transport.caps().max_in_flight_per_peer as usize <= queue / 4);
     let mut taken = 0;
     let first = it.next;
-    for _ in 0..queue / 128 + 2 {
-        taken += it.submit(&[100; 128]).1;
+    for _ in 0..queue / MAX_BATCH as usize + 2 {
+        taken += it.submit(&[100; MAX_BATCH as usize]).1;
     }
     assert_eq!(taken, queue);
     it.completes(first, 100);
