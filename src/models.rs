@@ -578,6 +578,30 @@ fn region_unused() {
     });
 }
 
+/// A core counts uses that have ended by itself until it publishes their completions: whoever reaps one finds its use ended.
+#[test]
+fn region_unused_with_the_completion() {
+    check(2, || {
+        let engine = Engine::loopback();
+        let region = engine.register(Region::alloc(1).unwrap()).unwrap();
+        let peer = engine.open_here(engine.name(), false);
+        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &engine);
+        let mut core = Core::new(ring.controls(), 0);
+        let entry = opcode::Read::new(region.slice(..1).unwrap(), peer.at(region.address() + 1)).build();
+        ring.submission().push(entry).unwrap();
+        ring.submit().unwrap();
+        core.turn(1);
+        let poller = thread::spawn(move || {
+            core.turn(2);
+            poll_on(core);
+        });
+        if ring.completion().next().is_some() {
+            assert_eq!(region.region.uses(), 0);
+        }
+        close(ring, poller);
+    });
+}
+
 /// A producer counts a run of uses by itself until it publishes them: whenever the core ends them, and whoever looks then, none
 /// is missed.
 #[test]

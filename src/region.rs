@@ -178,7 +178,12 @@ impl RegionInner {
     /// The caller's reference is good up to here: with the last use the region may be gone.
     #[inline]
     pub(crate) fn end_use(&self) {
-        self.ended.fetch_add(1, Ordering::Release);
+        self.end_uses(1);
+    }
+
+    #[inline]
+    fn end_uses(&self, count: u64) {
+        self.ended.fetch_add(count, Ordering::Release);
     }
 
     /// Uses begun and not ended.
@@ -281,6 +286,51 @@ impl Begun {
 }
 
 impl Drop for Begun {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
+/// Uses of one region that a core has ended one after the other. The region hears of them with [`tell`](Self::tell), so that a run
+/// of entries with one region costs the region's word one exchange. Until then they keep the region.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    region: *const RegionInner,
+    count: u64,
+}
+
+// SAFETY: what the pointer leads to is Send and Sync.
+unsafe impl Send for Ended {}
+
+impl Ended {
+    pub(crate) const NONE: Ended = Ended { region: ptr::null(), count: 0 };
+
+    /// Ends a use.
+    ///
+    /// # Safety
+    /// It was begun, and is nobody else's to end. The region's engine lives until it is told.
+    #[inline]
+    pub(crate) unsafe fn end(&mut self, region: *const RegionInner) {
+        if self.region != region {
+            self.tell();
+            self.region = region;
+        }
+        self.count += 1;
+    }
+
+    /// Before anybody hears that an entry has ended with whose use that of the region has ended, too.
+    #[inline]
+    pub(crate) fn tell(&mut self) {
+        let count = mem::take(&mut self.count);
+        let region = mem::replace(&mut self.region, ptr::null());
+        if count > 0 {
+            // SAFETY: its engine does not let go of it while these uses are not ended.
+            unsafe { &*region }.end_uses(count);
+        }
+    }
+}
+
+impl Drop for Ended {
     fn drop(&mut self) {
         self.tell();
     }

@@ -200,21 +200,26 @@ impl Sqe {
     #[inline]
     pub(crate) fn is_plain_nop(&self) -> bool {
         const { assert!(Opcode::Nop as u8 == 0) };
-        // Written so that it compiles to one load, as the entry was written.
-        let first = self.op as u64
-            | u64::from(self.flags.bits()) << 8
-            | u64::from(self.op_flags) << 16
-            | u64::from(self.len) << 32;
-        first == 0 && self.side == Sqe::NO_SIDE && self.fence.is_null() && self.signal.is_null()
+        self.first_word() == 0 && self.side == Sqe::NO_SIDE && self.fence.is_null() && self.signal.is_null()
+    }
+
+    /// Opcode, flags and length, written so that it compiles to one load, as the entry was written.
+    #[inline]
+    fn first_word(&self) -> u64 {
+        self.op as u64 | u64::from(self.flags.bits()) << 8 | u64::from(self.op_flags) << 16 | u64::from(self.len) << 32
     }
 
     /// True if it goes to its peer as soon as it is taken, unless a drain holds it: a Read or Write that has bytes to move, waits
     /// for nothing and is no part of a chain.
     #[inline]
     pub(crate) fn starts_at_once(&self) -> bool {
-        matches!(self.op, Opcode::Read | Opcode::Write)
-            && self.len > 0
-            && EntryFlags::CQE_SKIP_SUCCESS.contains(self.flags)
+        const { assert!(Opcode::Read as u8 & 1 == 0 && Opcode::Read as u8 | 1 == Opcode::Write as u8) };
+        let others = !EntryFlags::CQE_SKIP_SUCCESS.bits();
+        let first = self.first_word();
+        let (op, flags, len) = (first as u8 & !1, (first >> 8) as u8 & others, first >> 32);
+        op == Opcode::Read as u8
+            && flags == 0
+            && len > 0
             && self.side == Sqe::NO_SIDE
             && self.fence.is_null()
             && self.signal.is_null()

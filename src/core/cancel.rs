@@ -85,6 +85,7 @@ impl Core {
         if state.quiescing.is_empty() {
             return;
         }
+        state.tell_ended();
         let mut waiting = std::mem::take(&mut state.quiescing);
         waiting.retain(|Quiescing { select, since, reply }| {
             let busy = self.scan(ring, |entry| {

@@ -56,7 +56,7 @@ impl Core {
             if after.is_some() || sqe.flags.intersects(EntryFlags::CHAINED) {
                 sqe.never_merge();
             }
-            let slot = self.take_slot(ring, sqe);
+            let slot = self.take_slot(ring, &sqe);
             self.slots[slot].state = State::Held;
             if let Some(route) = sqe.route() {
                 self.slots.member(slot).cancelled = route.take(self.slots.token(slot));
@@ -111,13 +111,34 @@ impl Core {
     }
 
     /// Takes a transfer that [starts at once](Sqe::starts_at_once), with what a unit of one and its start come to.
-    #[inline]
-    pub(super) fn take_transfer(&mut self, ring: u32, sqe: Sqe) {
-        let slot = self.take_slot(ring, sqe);
-        self.slots.member(slot).counted = true;
-        self.ring(ring).running += 1;
-        self.slots[slot].issued = self.now;
+    pub(super) fn take_transfer(&mut self, ring: u32, sqe: &Sqe) {
+        let state = self.ring(ring);
+        let peer = state.meet(sqe);
+        state.running += 1;
+        let slot = self.slots.take_started(ring, sqe, peer, self.now);
         self.make_ready(slot);
+    }
+
+    /// Takes the transfers that come behind such a one, from the same producer and to peers that the core knows, at most
+    /// `most`, with what [`take_transfer`](Self::take_transfer) does for each. How many.
+    #[inline]
+    pub(super) fn take_transfers(&mut self, ring: u32, most: u32) -> u32 {
+        let Core { rings, slots, peers, drivers, ready_peers, now, .. } = self;
+        let Some(Some(state)) = rings.get_mut(ring as usize) else { return 0 };
+        state.take_while(most, |met, sqe| {
+            if !sqe.starts_at_once() {
+                return false;
+            }
+            let Some((at, index)) = met.known(sqe.target) else { return false };
+            met[at].counts.accepted += 1;
+            let slot = slots.take_started(ring, sqe, at, *now);
+            let peer = &mut peers[index as usize];
+            peer.line_up(slots, slot);
+            if peer.takes_turn(drivers) {
+                ready_peers.push_back(index);
+            }
+            true
+        })
     }
 
     /// Takes what other producers published before the drain that was just taken: all of it is earlier.

@@ -24,7 +24,7 @@ impl Core {
     /// A message has come for a ring: it ends where it begins, like an entry that has nothing to do.
     pub(super) fn post_message(&mut self, ring: u32, user_data: u64, res: i32) {
         // Counted as an entry.
-        let slot = self.take_slot(ring, Sqe { user_data, ..Sqe::EMPTY });
+        let slot = self.take_slot(ring, &Sqe { user_data, ..Sqe::EMPTY });
         self.slots[slot].state = State::Held;
         self.conclude(slot, res, Stage::Done, 0);
     }

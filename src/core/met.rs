@@ -36,6 +36,14 @@ impl Peers {
         }
     }
 
+    /// A peer's place here, and which of the core's peers it is, if both are known.
+    #[inline]
+    pub(super) fn known(&self, target: u32) -> Option<(u32, u32)> {
+        let at = *self.places.get(place(target))?;
+        let met = self.met.get(at as usize)?;
+        (met.peer != NONE).then_some((at, met.peer))
+    }
+
     #[cold]
     fn add(&mut self, target: u32, share: Arc<Share>) -> u32 {
         let (at, new) = (place(target), self.met.len() as u32);

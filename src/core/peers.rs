@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::ring::RingState;
-use super::slots::{List, NONE, State};
+use super::slots::{List, NONE, Slots, State};
 use super::{BUDGET, Core, merge};
 use crate::Segment;
 use crate::code::{Stage, errno};
@@ -77,13 +77,29 @@ pub(super) struct Peer {
     queued: bool,
 }
 
+impl Peer {
+    /// Puts an entry behind the ready ones.
+    #[inline]
+    pub(super) fn line_up(&mut self, slots: &mut Slots, slot: u32) {
+        slots[slot].state = State::Ready;
+        self.ready.push_back(slots, slot);
+    }
+
+    /// True if it is to be queued for its turn: it has ready entries and room in flight, and is not.
+    #[inline]
+    pub(super) fn takes_turn(&mut self, drivers: &[DriverState]) -> bool {
+        let new =
+            !self.queued && !self.ready.is_empty() && self.in_flight < drivers[self.driver].caps.max_in_flight_per_peer;
+        self.queued |= new;
+        new
+    }
+}
+
 impl Core {
     /// Lines an entry up behind its peer's ready ones.
-    #[inline]
     pub(super) fn make_ready(&mut self, slot: u32) {
-        self.slots[slot].state = State::Ready;
         let peer = self.peer_of(slot);
-        self.peers[peer as usize].ready.push_back(&mut self.slots, slot);
+        self.peers[peer as usize].line_up(&mut self.slots, slot);
         self.queue_peer(peer);
     }
 
@@ -92,15 +108,30 @@ impl Core {
         self.peers[peer as usize].ready.remove(&mut self.slots, slot);
     }
 
-    /// An operation is not with the transport any more, or only for a while that the entry does not wait for.
+    /// An operation is not with the transport any more, or only for a while that the entry does not wait for. Its peer hears of it
+    /// in [`tell_left`](Self::tell_left).
     #[inline]
     pub(super) fn left_flight(&mut self, slot: u32) {
-        if std::mem::take(&mut self.slots.member(slot).rides) {
+        let entry = &self.slots[slot];
+        let peer = (entry.ring, entry.peer);
+        if !entry.is_plain() && std::mem::take(&mut self.slots.member(slot).rides) {
             return;
         }
-        let peer = self.peer_of(slot);
-        self.peers[peer as usize].in_flight -= 1;
-        self.queue_peer(peer);
+        if self.left.0 != peer {
+            self.tell_left();
+            self.left.0 = peer;
+        }
+        self.left.1 += 1;
+    }
+
+    /// Gives the peer of operations that have left, one after the other, the room that they had.
+    pub(super) fn tell_left(&mut self) {
+        let ((ring, met), count) = std::mem::take(&mut self.left);
+        if count > 0 {
+            let peer = self.ring(ring).peers[met].peer;
+            self.peers[peer as usize].in_flight -= count;
+            self.queue_peer(peer);
+        }
     }
 
     #[inline]
@@ -192,12 +223,7 @@ impl Core {
     /// Gives a peer its turn, if it has ready entries and room in flight.
     #[inline]
     fn queue_peer(&mut self, index: u32) {
-        let peer = &mut self.peers[index as usize];
-        if peer.queued || peer.ready.is_empty() {
-            return;
-        }
-        if peer.in_flight < self.drivers[peer.driver].caps.max_in_flight_per_peer {
-            peer.queued = true;
+        if self.peers[index as usize].takes_turn(&self.drivers) {
             self.ready_peers.push_back(index);
         }
     }
@@ -256,7 +282,8 @@ impl Core {
                 if parts.unissued().len() > room {
                     break;
                 }
-            } else if let (Some(&before), Some(op)) = (self.offered.last(), self.ops.last_mut())
+            } else if caps.max_merged > 0
+                && let (Some(&before), Some(op)) = (self.offered.last(), self.ops.last_mut())
                 && merge::extend(op, &self.slots[before.slot], &self.slots[slot], caps.max_merged)
             {
                 self.offered.push(Offered { slot, ..before });
@@ -280,26 +307,32 @@ impl Core {
         self.ops.clear();
         let peer = &mut self.peers[index as usize];
         let mut before: Option<Offered> = None;
+        let mut last_whole = NONE;
         for offered in self.offered.drain(..) {
             let Offered { slot, op } = offered;
             if op as usize >= taken {
                 break;
             }
-            let began = self.slots[slot].state == State::Issuing;
-            let parts = self.slots[slot].sqe.parts_mut();
-            let whole = parts.is_none_or(|parts| {
-                parts.issue(1);
-                parts.unissued().is_empty()
-            });
-            if whole {
-                peer.ready.remove(&mut self.slots, slot);
-            }
-            self.slots[slot].state = if whole { State::Issued } else { State::Issuing };
             if let Some(before) = before.replace(offered)
                 && before.op == op
             {
                 self.slots.member(before.slot).merged = slot;
                 self.slots.member(slot).rides = true;
+            }
+            let entry = &mut self.slots[slot];
+            if entry.is_plain() {
+                (entry.state, entry.issued) = (State::Issued, self.now);
+                last_whole = slot;
+                continue;
+            }
+            let began = entry.state == State::Issuing;
+            let whole = entry.sqe.parts_mut().is_none_or(|parts| {
+                parts.issue(1);
+                parts.unissued().is_empty()
+            });
+            entry.state = if whole { State::Issued } else { State::Issuing };
+            if whole {
+                last_whole = slot;
             }
             if began || self.slots.member(slot).again {
                 continue;
@@ -309,6 +342,10 @@ impl Core {
                 0 => self.timers.remove(slot),
                 limit => self.timers.set(slot, self.now.saturating_add(limit)),
             }
+        }
+        if last_whole != NONE {
+            // They came off the list's front in order.
+            peer.ready.remove_through(&mut self.slots, last_whole);
         }
         peer.in_flight += taken as u32;
         self.land_all();
@@ -358,9 +395,11 @@ impl Core {
     /// Between the transport's word and any notice of it: the place for a device's flush, once per turn.
     fn land_all(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        for event in events.drain(..) {
+        for &event in &events {
             self.land(event);
         }
+        self.tell_left();
+        events.clear();
         self.events = events;
     }
 }

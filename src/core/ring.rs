@@ -15,6 +15,7 @@ use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
+use crate::region::Ended;
 use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
 use crate::ring::stats::Counts;
 use crate::spsc::{Consumer, Producer};
@@ -54,6 +55,8 @@ pub(super) struct RingState {
     pub(super) quiescing: Vec<Quiescing>,
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
+    /// Uses of regions that ended since the last publish.
+    ended: Ended,
     /// Units of capacity given back, ever.
     freed: u64,
     /// Counts of entries without a peer.
@@ -181,6 +184,7 @@ impl RingState {
             drain_next: false,
             quiescing: Vec::new(),
             waiting: List::new(),
+            ended: Ended::NONE,
             freed: 0,
             others: Counts::default(),
             driver,
@@ -210,9 +214,23 @@ impl RingState {
     }
 
     /// Ends the uses of regions that an entry has begun.
-    #[inline]
     pub(super) fn end_use(&self, sqe: &mut Sqe) {
         sqe.end_use(Some(&self.shared.lists));
+    }
+
+    /// Ends the use of a region that a Read or Write has begun, when its completion is published.
+    #[inline]
+    pub(super) fn end_use_with_completion(&mut self, sqe: &mut Sqe) {
+        if let Some(region) = sqe.take_region() {
+            // SAFETY: the use was begun at push, and the entry had it. The ring keeps the engine longer than this.
+            unsafe { self.ended.end(region) };
+        }
+    }
+
+    /// Nobody is told of an entry's end before the use of its region has ended.
+    #[inline]
+    pub(super) fn tell_ended(&mut self) {
+        self.ended.tell();
     }
 
     pub(super) fn add_lane(&mut self, lane: u32, entries: Consumer<Sqe>) {
@@ -333,6 +351,29 @@ impl RingState {
         if self.from_lane { self.next_of_lanes() } else { self.next_of_owner() }
     }
 
+    /// Takes entries that run and come behind the last one, from the same producer, as long as `take` takes them, at most
+    /// `most`. How many.
+    #[inline]
+    pub(super) fn take_while(&mut self, most: u32, mut take: impl FnMut(&mut Peers, &Sqe) -> bool) -> u32 {
+        let word = self.current.filter(|_| self.from_lane);
+        let (entries, most) = match (self.from_lane, word) {
+            (false, _) => (&mut self.sq, most),
+            (true, None) => return 0,
+            (true, Some(word)) => match self.lanes.get_mut(word.lane as usize) {
+                Some(Some(lane)) => (&mut lane.entries, most.min(word.count)),
+                _ => return 0,
+            },
+        };
+        let peers = &mut self.peers;
+        let count = entries.peek_many(most as usize).take_while(|sqe| take(peers, sqe)).count() as u32;
+        entries.skip(count as usize);
+        self.running += count as usize;
+        if let Some(word) = word {
+            self.leave_word(word, count);
+        }
+        count
+    }
+
     /// How much is published on the queues that the last entry did not come from: the owner's entries, or submitters' words.
     pub(super) fn published_elsewhere(&self) -> usize {
         if self.from_lane { self.sq.ready() } else { self.shared.published.len() + usize::from(self.is_within_word()) }
@@ -371,19 +412,40 @@ impl RingState {
         self.closing.is_some() || (self.waiting.is_empty() && self.cq.room() > 0)
     }
 
-    #[inline]
+    /// Posts a completion for which there is room.
     pub(super) fn post(&mut self, cqe: Cqe) {
-        if let Some((closing, _)) = &self.closing {
-            closing.keep(cqe);
-            return;
+        let written = self.write(cqe);
+        debug_assert!(written, "the caller has seen room");
+        self.publish_if_many();
+    }
+
+    /// True if completions that come now have to wait behind others.
+    #[inline]
+    pub(super) fn is_overflowing(&self) -> bool {
+        !self.waiting.is_empty() && self.closing.is_none()
+    }
+
+    /// Writes a completion, if there is room for it. Who does so gives back what goes with it, and then
+    /// [publishes](Self::publish_if_many).
+    #[inline]
+    pub(super) fn write(&mut self, cqe: Cqe) -> bool {
+        match &self.closing {
+            None => self.cq.write(cqe).is_ok(),
+            Some((closing, _)) => {
+                closing.keep(cqe);
+                true
+            }
         }
-        self.cq.write(cqe).expect("the caller has seen room");
+    }
+
+    #[inline]
+    pub(super) fn publish_if_many(&mut self) {
         if self.cq.unpublished() >= PUBLISH_EVERY {
             self.publish();
         }
     }
 
-    /// An entry has ended for good that moved nothing. Called before its completion is posted, which may publish both.
+    /// An entry has ended for good that moved nothing. Called before its completion is published.
     #[inline]
     pub(super) fn give_back_unit(&mut self) {
         self.give_back_units(1);
@@ -396,7 +458,7 @@ impl RingState {
     }
 
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).
-    #[inline]
+    #[inline(always)]
     pub(super) fn give_back(&mut self, entry: &Slot, silent: bool) {
         if entry.peer != NONE {
             self.peers[entry.peer].share.give_back();
@@ -449,7 +511,8 @@ impl RingState {
     #[inline]
     pub(super) fn publish(&mut self) {
         // In this order: whoever sees a unit given back finds a place in the SQ, and whoever reaps a completion finds its
-        // unit given back.
+        // unit given back, and the use of its region ended.
+        self.ended.tell();
         self.sq.release();
         if let Some(LaneWord { lane, .. }) = self.current
             && let Some(Some(lane)) = self.lanes.get_mut(lane as usize)

@@ -37,7 +37,9 @@ pub(crate) enum State {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Slot {
-    pub(crate) generation: u64,
+    /// Larger than that of every entry that the core took before: an order, and what tells the entry from others that had the
+    /// slot.
+    sequence: u64,
     /// When it was taken, issued and landed. 0 for not yet.
     pub(crate) taken: Nanos,
     pub(crate) issued: Nanos,
@@ -60,17 +62,27 @@ pub(crate) struct Slot {
     pub(crate) notif: bool,
     /// Fences that have not signalled.
     pub(crate) pending: u8,
+    /// Its [`Member`] was not made. Only [`Slots::member`] takes this back.
+    plain: bool,
     pub(crate) sqe: Sqe,
 }
 
 const_assert_eq!(size_of::<Slot>(), 128);
+
+impl Slot {
+    /// True for a transfer that started at once and to which nothing has happened since but issue and end: it has no timer,
+    /// fence, signal, parts or link, and nothing in its [`Member`], which need not be looked at.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
+    }
+}
+
 const_assert!(MAX_FENCES <= u8::MAX as usize);
 
 /// What a slot has of the chain that it is in, and of the entries with its `user_data`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
-    /// Larger than that of every entry taken before.
-    pub(crate) sequence: u64,
     /// The next of the chain, or [`NONE`].
     pub(crate) next: u32,
     /// A LinkTimeout's entry.
@@ -103,8 +115,15 @@ pub(crate) struct Member {
     pub(super) again: bool,
 }
 
+impl Member {
+    /// True if its end has no completion.
+    #[inline]
+    pub(crate) fn is_silent(&self) -> bool {
+        self.skip || self.hidden
+    }
+}
+
 const ALONE: Member = Member {
-    sequence: 0,
     next: NONE,
     guarded: NONE,
     transfer_limit: 0,
@@ -144,7 +163,7 @@ impl Slots {
         let end = first + count;
         assert!(end <= super::MAX_SLOTS as usize, "a core's rings are bounded so that a token names a slot in 24 bits");
         self.slots.extend((first..end).map(|_| Slot {
-            generation: 0,
+            sequence: 0,
             taken: 0,
             issued: 0,
             landed: 0,
@@ -159,6 +178,7 @@ impl Slots {
             quiet: true,
             notif: false,
             pending: 0,
+            plain: false,
             sqe: Sqe::EMPTY,
         }));
         self.members.resize(end, ALONE);
@@ -166,33 +186,54 @@ impl Slots {
     }
 
     /// A free slot for an entry that was accepted: there always is one, acceptance took the right to it.
+    pub(crate) fn take(&mut self, ring: u32, sqe: &Sqe, peer: u32, taken: Nanos) -> u32 {
+        let index = self.fill(ring, sqe, peer, taken);
+        self.members[index as usize] = Member { skip: sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS), ..ALONE };
+        index
+    }
+
+    /// The same for one that [starts at once](Sqe::starts_at_once): as a drain sees it, it runs.
     #[inline]
-    pub(crate) fn take(&mut self, ring: u32, sqe: Sqe, peer: u32, taken: Nanos) -> u32 {
-        let index = self.free.pop().expect("every accepted entry has the right to a slot");
+    pub(crate) fn take_started(&mut self, ring: u32, sqe: &Sqe, peer: u32, now: Nanos) -> u32 {
+        let index = self.fill(ring, sqe, peer, now);
         let slot = &mut self.slots[index as usize];
-        slot.generation += 1;
+        (slot.issued, slot.plain) = (now, true);
+        if !sqe.flags.is_empty() {
+            self.member(index).skip = true;
+        }
+        index
+    }
+
+    #[inline]
+    fn fill(&mut self, ring: u32, sqe: &Sqe, peer: u32, taken: Nanos) -> u32 {
+        let index = self.free.pop().expect("every accepted entry has the right to a slot");
+        self.sequence += 1;
+        let slot = &mut self.slots[index as usize];
+        slot.sequence = self.sequence;
         slot.taken = taken;
         slot.issued = 0;
         slot.landed = 0;
         slot.ring = ring;
         slot.peer = peer;
-        slot.pending = 0;
         slot.quiet = true;
         slot.notif = false;
-        slot.sqe = sqe;
-        self.sequence += 1;
-        let (sequence, skip) = (self.sequence, sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS));
-        self.members[index as usize] = Member { sequence, skip, ..ALONE };
+        slot.pending = 0;
+        slot.plain = false;
+        slot.sqe = *sqe;
         index
     }
 
     /// Which of two entries was taken first.
     pub(crate) fn sequence(&self, index: u32) -> u64 {
-        self.members[index as usize].sequence
+        self.slots[index as usize].sequence
     }
 
+    /// What the slot has besides. That of a plain entry is made now, so that the entry is plain no more.
     #[inline]
     pub(crate) fn member(&mut self, index: u32) -> &mut Member {
+        if std::mem::take(&mut self.slots[index as usize].plain) {
+            self.members[index as usize] = Member { counted: true, ..ALONE };
+        }
         &mut self.members[index as usize]
     }
 
@@ -204,7 +245,7 @@ impl Slots {
 
     #[inline]
     pub(crate) fn token(&self, index: u32) -> Token {
-        Token::new(index, self.slots[index as usize].generation)
+        Token::new(index, self.slots[index as usize].sequence)
     }
 
     /// The slot that a token names, if it still is that entry's.
@@ -276,7 +317,15 @@ impl List {
         self.tail = slot;
     }
 
+    /// Takes out everything up to `slot`, which is on this list.
+    #[inline]
+    pub(crate) fn remove_through(&mut self, slots: &mut Slots, slot: u32) {
+        self.head = slots[slot].next;
+        if self.head == NONE { self.tail = NONE } else { slots[self.head].prev = NONE }
+    }
+
     /// Takes out a slot that is on this list.
+    #[inline]
     pub(crate) fn remove(&mut self, slots: &mut Slots, slot: u32) {
         let (next, prev) = (slots[slot].next, slots[slot].prev);
         if prev == NONE {
@@ -296,13 +345,13 @@ mod tests {
     fn a_stale_token_finds_nothing() {
         let mut slots = Slots::default();
         slots.grow(1);
-        let slot = slots.take(0, Sqe::EMPTY, NONE, 0);
+        let slot = slots.take(0, &Sqe::EMPTY, NONE, 0);
         slots[slot].state = State::Issued;
         let old = slots.token(slot);
         assert_eq!(slots.find(old), Some(slot));
         slots.release(slot);
         assert_eq!(slots.find(old), None);
-        let again = slots.take(0, Sqe::EMPTY, NONE, 0);
+        let again = slots.take(0, &Sqe::EMPTY, NONE, 0);
         slots[again].state = State::Issued;
         assert_eq!(again, slot);
         assert_eq!(slots.find(old), None);
@@ -322,5 +371,22 @@ mod tests {
         assert_eq!(list.front(), Some(1));
         list.remove(&mut slots, 1);
         assert!(list.is_empty());
+    }
+
+    #[test]
+    fn lists_lose_their_first_members_at_once() {
+        let mut slots = Slots::default();
+        slots.grow(4);
+        let mut list = List::new();
+        for slot in 0..4 {
+            list.push_back(&mut slots, slot);
+        }
+        list.remove_through(&mut slots, 1);
+        list.remove(&mut slots, 2);
+        assert_eq!(list.front(), Some(3));
+        list.remove_through(&mut slots, 3);
+        assert!(list.is_empty());
+        list.push_back(&mut slots, 0);
+        assert_eq!((list.front(), list.after(&slots, 0)), (Some(0), None));
     }
 }

@@ -32,20 +32,23 @@ impl RingState {
     pub(super) fn count_end(&mut self, entry: &Slot, silent: bool) {
         let stage = Stage::from_bits(u32::from(entry.flags) << 16);
         let counts = self.counts(entry.peer);
-        *counts.stages.of_mut(stage) += 1;
         counts.silent += u64::from(silent);
         match Outcome::of(stage, entry.res, entry.notif) {
             Outcome::Failed => counts.failed += 1,
             Outcome::Cancelled => counts.cancelled += 1,
             Outcome::Ok => {
+                // Most are, and it is known which stage ends them.
                 counts.ok += 1;
+                counts.stages.done += 1;
                 match entry.sqe.op {
                     Opcode::Read | Opcode::Readv | Opcode::Get => counts.read_bytes += entry.res as u64,
                     Opcode::Write | Opcode::Writev | Opcode::Put => counts.written_bytes += entry.res as u64,
                     _ => {}
                 }
+                return;
             }
         }
+        *counts.stages.of_mut(stage) += 1;
     }
 
     /// Every entry has its last word, whatever the transport still has.

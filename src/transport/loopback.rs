@@ -96,15 +96,15 @@ impl Driver for LoopbackDriver {
         let peer = peers.get(target as usize).and_then(Weak::upgrade);
         // Held over the copies, so that a peer's unregister waits for them.
         let memory = peer.as_ref().map(|peer| peer.read().unwrap_or_else(PoisonError::into_inner));
-        for op in ops {
+        out.extend(ops.iter().map(|op| {
             let res = match &memory {
                 None => -errno::ECONNRESET,
                 // SAFETY: the core vouches for the local range until we report; what is registered stays mapped while we
                 // hold its engine's lock.
                 Some(memory) => unsafe { op.copy_here(memory) }.unwrap_or(-errno::EFAULT),
             };
-            out.push(Event::Result { op: op.token, res, stage: Stage::Transfer, detail: 0, quiet: true });
-        }
+            Event::Result { op: op.token, res, stage: Stage::Transfer, detail: 0, quiet: true }
+        }));
         ops.len()
     }
 

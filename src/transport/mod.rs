@@ -21,8 +21,8 @@ pub type Nanos = u64;
 pub struct Token(pub(crate) u64);
 
 impl Token {
-    /// 24 bits of slot, 40 bits of generation: one slot reused 100 million times a second repeats a token after 3 hours,
-    /// and only a driver that answers for an operation of 3 hours ago would notice.
+    /// 24 bits of slot, 40 bits of the entry's number: a core that takes 100 million entries a second may repeat a token after
+    /// 3 hours, and only a driver that answers for an operation of 3 hours ago would notice.
     pub(crate) fn new(slot: u32, generation: u64) -> Token {
         Token(u64::from(slot) << 40 | (generation & ((1 << 40) - 1)))
     }
