@@ -14,7 +14,10 @@ pub(crate) fn now() -> Nanos {
 
 /// A moment on the clock; what was before its start is its first.
 pub(crate) fn at(moment: Instant) -> Nanos {
-    moment.saturating_duration_since(*START).as_nanos().try_into().unwrap_or(Nanos::MAX - 1) + 1
+    let since = moment.saturating_duration_since(*START);
+    // Of 64 bits throughout: a reading is made for each turn. They last for 584 years.
+    since.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(since.subsec_nanos())).min(Nanos::MAX - 1)
+        + 1
 }
 
 /// The other way; `None` if that is more than an `Instant` can name.

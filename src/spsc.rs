@@ -198,7 +198,7 @@ impl<T: Leftover> Consumer<T> {
 
     /// Looks at the producer's position, and asks for the first places.
     fn look(&mut self) {
-        self.tail = self.shared.tail.load(Ordering::Acquire);
+        self.look_again();
         let end = self.tail.min(self.head + ahead::<T>());
         for position in (self.head..end).step_by((LINE / size_of::<T>()).max(1)) {
             expect_read(self.shared.place(position));
@@ -214,6 +214,13 @@ impl<T: Leftover> Consumer<T> {
         let end = self.tail.min(self.head + most as u64);
         let places = &*self.shared.places;
         (self.head..end).map(|position| see_place(place_of(places, position)))
+    }
+
+    /// Looks at the producer's position, and at no place: true if there is something to read.
+    #[inline]
+    pub(crate) fn look_again(&mut self) -> bool {
+        self.tail = self.shared.tail.load(Ordering::Acquire);
+        !self.is_drained()
     }
 
     /// True if the last look showed nothing to read.

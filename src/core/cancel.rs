@@ -80,11 +80,15 @@ impl Core {
     }
 
     /// Answers the callers for whom nothing is left to wait for.
+    #[inline]
     pub(super) fn answer_quiet(&mut self, ring: u32) {
-        let Some(state) = self.ring_mut(ring) else { return };
-        if state.quiescing.is_empty() {
-            return;
+        if self.ring_mut(ring).is_some_and(|ring| !ring.quiescing.is_empty()) {
+            self.answer_some(ring);
         }
+    }
+
+    fn answer_some(&mut self, ring: u32) {
+        let state = self.ring(ring);
         state.tell_ended();
         let mut waiting = std::mem::take(&mut state.quiescing);
         waiting.retain(|Quiescing { select, since, reply }| {
@@ -238,7 +242,12 @@ impl Core {
     }
 
     /// Lets a bounded number of slots know that their time has come.
+    #[inline]
     pub(super) fn expire(&mut self) -> bool {
+        self.timers.first().is_some_and(|(due, _)| due <= self.now) && self.expire_some()
+    }
+
+    fn expire_some(&mut self) -> bool {
         let mut any = false;
         let mut settled = false;
         let (mut at_gate, mut with_transport) = (0, 0);
@@ -278,10 +287,12 @@ impl Core {
 
     /// Ends the entries whose values have expired: a stream waited for them as long as it was to. One whose turn has not come
     /// ends when it does.
+    #[inline]
     pub(super) fn end_expired(&mut self) -> bool {
-        if !self.gate.take_expired() {
-            return false;
-        }
+        self.gate.take_expired() && self.cut_expired()
+    }
+
+    fn cut_expired(&mut self) -> bool {
         let expired = |slot: &u32| self.slots[*slot].sqe.expiring().is_some_and(|(_, expired)| expired);
         let all: Vec<u32> = self.slots.in_use().filter(expired).collect();
         if all.iter().any(|&slot| matches!(self.slots[slot].state, State::Issuing | State::Issued)) {

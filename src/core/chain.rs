@@ -216,7 +216,18 @@ impl Core {
     }
 
     /// Does the steps that are due, a bounded number, and releases what drains held.
+    #[inline]
     pub(super) fn advance(&mut self) -> bool {
+        let mut any = !self.steps.is_empty() && self.make_steps();
+        for ring in 0..self.rings.len() as u32 {
+            if self.ring_mut(ring).is_some_and(|ring| ring.is_draining()) {
+                any |= self.release_deferred(ring);
+            }
+        }
+        any
+    }
+
+    fn make_steps(&mut self) -> bool {
         let mut any = false;
         for _ in 0..BUDGET {
             let Some(step) = self.steps.pop_front() else { break };
@@ -228,11 +239,6 @@ impl Core {
                         self.steps.push_front(step);
                     }
                 }
-            }
-        }
-        for ring in 0..self.rings.len() as u32 {
-            if self.ring_mut(ring).is_some_and(|ring| ring.is_draining()) {
-                any |= self.release_deferred(ring);
             }
         }
         any

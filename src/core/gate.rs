@@ -324,10 +324,12 @@ impl Gate {
     }
 
     /// Takes what other threads have signalled.
+    #[inline]
     pub(crate) fn take_fired(&mut self) -> bool {
-        if !self.inbox.is_touched() {
-            return false;
-        }
+        self.inbox.is_touched() && self.empty_inbox()
+    }
+
+    fn empty_inbox(&mut self) -> bool {
         let first = self.firing.len();
         let mut any = false;
         self.inbox.take_fired(|node, signalled| {
@@ -371,7 +373,14 @@ impl Gate {
     }
 
     /// Fires the points of timelines that moved, at most `budget` of them.
-    pub(crate) fn step_timelines(&mut self, mut budget: u32) {
+    #[inline]
+    pub(crate) fn step_timelines(&mut self, budget: u32) {
+        if !self.stepped.is_empty() {
+            self.fire_points(budget);
+        }
+    }
+
+    fn fire_points(&mut self, mut budget: u32) {
         while let Some(&index) = self.stepped.last() {
             self.rearm(index);
             let watch = &mut self.timelines[index as usize];
@@ -412,8 +421,15 @@ impl Gate {
         std::mem::take(&mut self.expired)
     }
 
-    /// Asks the polled fences that are due.
-    pub(crate) fn poll(&mut self, now: Nanos, mut budget: u32) {
+    /// Asks the polled fences that are due, at most `budget` of them.
+    #[inline]
+    pub(crate) fn poll(&mut self, now: Nanos, budget: u32) {
+        if self.next_due().is_some_and(|due| due <= now) {
+            self.poll_due(now, budget);
+        }
+    }
+
+    fn poll_due(&mut self, now: Nanos, mut budget: u32) {
         while let Some(&Reverse((due, index))) = self.due.peek() {
             if due > now || budget == 0 {
                 return;
@@ -447,11 +463,13 @@ impl Gate {
     }
 
     /// When the next polled fence is to be asked.
+    #[inline]
     pub(crate) fn next_due(&self) -> Option<Nanos> {
         self.due.peek().map(|&Reverse((due, _))| due)
     }
 
     /// True if a turn would find something to release.
+    #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         !self.firing.is_empty() || !self.stepped.is_empty()
     }

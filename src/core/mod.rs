@@ -194,6 +194,8 @@ pub(crate) struct Core {
     /// The present turn's time.
     now: Nanos,
     last_work: Nanos,
+    /// Before that a turn without input from other threads has nothing to do, and the poller spins.
+    calm_until: Nanos,
     /// How long after the last work to stay awake.
     idle: Nanos,
     /// Buried by a panic: only posts what is left.
@@ -222,23 +224,32 @@ impl Core {
             left: Default::default(),
             now: 0,
             last_work: 0,
+            calm_until: 0,
             idle,
             dead: false,
         }
     }
 
     /// Does a bounded amount of what there is to do at `now`, and says how to wait for the next turn.
+    ///
+    /// Most steps are a look whether there is anything, which is inlined here, and a function beside it that does it: in most
+    /// turns most have nothing, and what they take is what an entry waits for.
     pub(crate) fn turn(&mut self, now: Nanos) -> Hint {
-        self.now = now;
+        if now < self.calm_until && !self.sees_input() {
+            return Hint::Spin;
+        }
+        (self.now, self.calm_until) = (now, 0);
         let mut worked = self.obey();
         if self.dead {
             return self.turn_dead();
         }
-        for ring in 0..self.rings.len() as u32 {
-            worked |= self.close_step(ring);
+        if self.rings.iter().flatten().any(RingState::is_closing) {
+            for ring in 0..self.rings.len() as u32 {
+                worked |= self.close_step(ring);
+            }
         }
-        worked |= self.gate.take_fired();
         self.gate.poll(now, BUDGET);
+        worked |= self.gate.take_fired();
         self.gate.step_timelines(BUDGET);
         worked |= self.end_expired();
         worked |= self.release();
@@ -265,7 +276,7 @@ impl Core {
     }
 
     /// How to wait when there was nothing to do; `hint` is the drivers'.
-    fn wait_politely(&self, hint: Option<Hint>) -> Hint {
+    fn wait_politely(&mut self, hint: Option<Hint>) -> Hint {
         if self.gate.is_busy() || !self.steps.is_empty() {
             return Hint::Now;
         }
@@ -281,6 +292,7 @@ impl Core {
             // Operations are in flight: only their transport says whether its threads need the core.
             wait = wait.sooner(hint);
         } else if self.now - self.last_work < SPIN && !self.drivers.iter().any(|driver| driver.caps.threads_here) {
+            self.calm_until = until.unwrap_or(Nanos::MAX).min(self.last_work + SPIN);
             return Hint::Spin;
         }
         match wait {
@@ -296,11 +308,20 @@ impl Core {
 
     /// True if a turn would find input from another thread: the last look before sleeping.
     pub(crate) fn has_input(&self) -> bool {
+        self.has_other_input() || self.inbox.has_fired_before_sleep()
+    }
+
+    /// The same while awake: the look of a spinning poller.
+    fn sees_input(&self) -> bool {
+        self.inbox.is_touched() || self.has_other_input()
+    }
+
+    /// Input that is not a fence.
+    fn has_other_input(&self) -> bool {
         !self.controls.queue.is_empty()
             || !self.put_off.is_empty()
             || self.rings.iter().flatten().any(RingState::has_input)
             || (!self.dead && self.drivers_have_input())
-            || self.inbox.has_fired_before_sleep()
     }
 
     /// Not for a dead core, which calls no driver again: it would never sleep.
@@ -321,7 +342,13 @@ impl Core {
         self.controls.all_left()
     }
 
+    #[inline]
     fn obey(&mut self) -> bool {
+        // Looked at before it is asked, which takes a barrier.
+        !(self.controls.queue.is_empty() && self.put_off.is_empty()) && self.obey_some()
+    }
+
+    fn obey_some(&mut self) -> bool {
         let mut any = false;
         // So many in a turn: submitters that come and go all the time do not hold up entries.
         for _ in 0..BUDGET {
@@ -494,21 +521,21 @@ impl Core {
     /// Takes a bounded number of entries off a ring's queues.
     fn take_entries(&mut self, index: u32) -> bool {
         let mut left = BUDGET;
-        match self.ring_mut(index) {
-            // What comes now is ended by the next step of closing.
-            Some(ring) if ring.is_closing() => return false,
-            Some(ring) => ring.take_turns(),
-            None => return false,
+        // What comes to a closing ring is ended by the next step of closing.
+        let Some(ring) = self.ring_mut(index).filter(|ring| !ring.is_closing()) else { return false };
+        if !ring.has_entries() {
+            return false;
         }
+        ring.take_turns();
         // Where one Nop is there are others, and among transfers none.
         let mut nops = true;
         while left > 0 {
             let Some(ring) = self.ring_mut(index) else { break };
             if nops {
                 left -= ring.pass_nops(left);
-            }
-            if left == 0 {
-                break;
+                if left == 0 || ring.is_drained() {
+                    break;
+                }
             }
             let Some(sqe) = ring.next_entry() else { break };
             nops = sqe.op == Opcode::Nop;
@@ -593,7 +620,12 @@ impl Core {
     }
 
     /// Lets a bounded number of entries go whose fences have fired.
+    #[inline]
     fn release(&mut self) -> bool {
+        self.gate.is_busy() && self.release_some()
+    }
+
+    fn release_some(&mut self) -> bool {
         let mut any = false;
         for _ in 0..BUDGET / 2 {
             let Some(Released { slot, failure }) = self.gate.release_one() else { break };
@@ -734,6 +766,7 @@ impl Core {
     }
 
     /// Posts completions that waited for room, and publishes everything.
+    #[inline]
     fn post_waiting(&mut self, index: u32) {
         while let Some(ring) = self.ring_mut(index)
             && let Some(slot) = ring.first_waiting()

@@ -229,12 +229,15 @@ impl Core {
     }
 
     /// Offers each waiting peer's next batch to its driver.
+    #[inline]
     pub(super) fn issue(&mut self) -> bool {
+        !self.ready_peers.is_empty() && self.issue_some()
+    }
+
+    fn issue_some(&mut self) -> bool {
         let mut any = false;
-        if !self.ready_peers.is_empty() {
-            // A transport may take its time.
-            self.rings.iter_mut().flatten().for_each(RingState::publish_posted);
-        }
+        // A transport may take its time.
+        self.rings.iter_mut().flatten().for_each(RingState::publish_posted);
         for _ in 0..self.ready_peers.len() {
             let Some(index) = self.ready_peers.pop_front() else { break };
             if !self.driver_has_room(index) {
@@ -253,8 +256,9 @@ impl Core {
     }
 
     /// True if a turn would offer something to a driver that may take it.
+    #[inline]
     pub(super) fn has_issuable(&self) -> bool {
-        self.ready_peers.iter().any(|&peer| self.driver_has_room(peer))
+        !self.ready_peers.is_empty() && self.ready_peers.iter().any(|&peer| self.driver_has_room(peer))
     }
 
     /// True if that got anything out of the way.
@@ -376,8 +380,10 @@ impl Core {
             let wait = driver.poll(self.now, BUDGET, &mut self.events);
             hint = Some(hint.map_or(wait, |other: Hint| other.sooner(wait)));
         }
-        any |= !self.events.is_empty();
-        self.land_all();
+        if !self.events.is_empty() {
+            any = true;
+            self.land_all();
+        }
         (any, hint)
     }
 

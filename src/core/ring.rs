@@ -260,7 +260,7 @@ impl RingState {
 
     /// Whose entries come first changes with every turn, so that neither the owner nor the submitters starve.
     pub(super) fn take_turns(&mut self) {
-        self.lanes_first = !self.lanes_first;
+        self.lanes_first = !self.lanes_first && !self.lanes.is_empty();
     }
 
     /// The next entry. What a submitter published at once stays together; the lanes' come in the order of the publishes.
@@ -285,14 +285,14 @@ impl RingState {
         while passed < most {
             let chunk = (most - passed).min(PUBLISH_EVERY - self.cq.unpublished());
             let count = self.pass_some(chunk);
-            if count == 0 {
-                break;
-            }
             passed += count;
             // Before they are published: whoever reaps a completion finds its unit given back.
             self.give_back_units(count as u64);
             if self.cq.unpublished() >= PUBLISH_EVERY {
                 self.publish();
+            }
+            if count == 0 || self.is_drained() {
+                break;
             }
         }
         self.count_nops(passed as u64);
@@ -327,11 +327,18 @@ impl RingState {
 
     /// The word whose entries are taken now: the present one, or the next.
     fn word(&mut self) -> Option<LaneWord> {
-        // Without a lane there is no word to look for. One whose lane was not brought yet is found by the next turn.
-        if self.current.is_none() && !self.lanes.is_empty() {
+        // One whose lane was not brought yet is found by the next turn.
+        if self.current.is_none() && self.may_have_words() {
             self.current = self.shared.published.pop();
         }
         self.current
+    }
+
+    /// True if there is a word to take. Asked first, because the queue has a barrier for who finds it empty; without a lane there
+    /// is none to look for.
+    #[inline]
+    fn may_have_words(&self) -> bool {
+        !self.lanes.is_empty() && !self.shared.published.is_empty()
     }
 
     /// So many entries of a word are taken.
@@ -567,11 +574,24 @@ impl RingState {
         }
     }
 
+    /// True if there are entries to take.
+    #[inline]
+    pub(super) fn has_entries(&mut self) -> bool {
+        !self.sq.is_drained() || self.sq.look_again() || self.is_within_word() || self.may_have_words()
+    }
+
+    /// True if everything was taken that the last look at the queues showed.
+    #[inline]
+    pub(super) fn is_drained(&self) -> bool {
+        self.sq.is_drained() && self.lanes.is_empty() && self.current.is_none()
+    }
+
     /// The last look before sleeping.
     pub(super) fn has_input(&self) -> bool {
         self.sq.ready() > 0
             || !self.shared.published.is_empty()
             || (!self.waiting.is_empty() && self.cq.has_room_now())
+            || (self.is_closing() && self.stirred)
             || self.ending.as_ref().is_some_and(|ending| ending.outcome().is_some())
     }
 

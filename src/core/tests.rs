@@ -250,6 +250,69 @@ fn a_drain_comes_after_what_a_lane_has_that_was_announced_within_the_turn() {
     setup.close();
 }
 
+/// A fence that signals when it is asked for the second time.
+#[derive(Debug, Default)]
+struct Asked(std::sync::atomic::AtomicBool);
+
+impl fence::Polled for Asked {
+    fn poll(&self) -> FenceStatus {
+        if self.0.swap(true, Relaxed) { FenceStatus::Signalled } else { FenceStatus::Pending }
+    }
+
+    fn group(&self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn least_interval(&self) -> u64 {
+        100
+    }
+}
+
+/// Turns in which nothing is due look for input alone: whatever comes is dealt with by the next one, and so is what falls due.
+#[test]
+fn a_calm_core_sees_all_input() {
+    let mut setup = Setup::new(8, Sim::new(1));
+    let mut submitter = setup.ring.submitter();
+    let mut now = 1;
+    // Pushes what waits, gives turns until the core is calm, lets the input come, and gives one turn some time later.
+    let mut check = |what, setup: &mut Setup, waits: Option<Entry>, input: &mut dyn FnMut(&mut Setup), later| {
+        now += 1 << 20;
+        waits.into_iter().chain([opcode::Nop::new().build()]).for_each(|entry| setup.push(entry));
+        let calm = (0..9).any(|_| setup.core.turn(now) == Hint::Spin);
+        assert!(calm && setup.core.calm_until > now, "{what}: {now}, calm until {}", setup.core.calm_until);
+        assert_eq!(setup.reap().len(), 1);
+        input(setup);
+        assert_eq!(setup.core.turn(now + later - 1) == Hint::Spin, later > 1, "{what}: nothing may happen early");
+        setup.core.turn(now + later);
+        assert_eq!(setup.reap().len(), 1, "{what}");
+    };
+    let wait = |fence: &crate::Fence| Some(opcode::Wait::new().build().wait(fence));
+    check("an entry", &mut setup, None, &mut |setup| setup.push(opcode::Nop::new().build()), 1);
+    let by_submitter = &mut |_: &mut Setup| {
+        submitter.push(opcode::Nop::new().build()).unwrap();
+        submitter.submit().unwrap();
+    };
+    check("a submitter's", &mut setup, None, by_submitter, 1);
+    let (signaller, fence) = fence::host();
+    let mut signaller = Some(signaller);
+    let signal = &mut |_: &mut Setup| signaller.take().unwrap().signal();
+    check("a fence", &mut setup, wait(&fence), signal, 1);
+    let (mut signaller, timeline) = fence::timeline(0);
+    let step = &mut |_: &mut Setup| signaller.signal(1).unwrap();
+    check("a timeline", &mut setup, wait(&timeline.at(1)), step, 1);
+    let far = || opcode::Timeout::new(Duration::from_secs(1)).build().user_data(7);
+    let cancel = &mut |setup: &mut Setup| {
+        setup.ring.controller().begin_cancel(opcode::Cancel::new(opcode::Select::user_data(7)));
+    };
+    check("a control", &mut setup, Some(far()), cancel, 1);
+    let soon = opcode::Timeout::new(Duration::from_nanos(100)).build();
+    check("a timeout", &mut setup, Some(soon), &mut |_| (), 100);
+    let polled = crate::Fence::polled(Box::new(Asked::default()));
+    check("a polled fence", &mut setup, wait(&polled), &mut |_| (), 100);
+    drop(submitter);
+    setup.close();
+}
+
 /// A transport whose operations have all ended, of which only `settle` is told, and which says that it has input until it is
 /// closed.
 mod rare {
