@@ -657,6 +657,32 @@ fn units_of_two_producers() {
     });
 }
 
+/// Two producers take what there is at once, and one gives back what it has no entries for: nobody gets more than there is, and
+/// nothing is lost.
+#[test]
+fn units_at_once() {
+    check(3, || {
+        let shared = StdArc::new(Shared::new(Engine::loopback(), 4, StdArc::new(Doorbell::new())));
+        let other = {
+            let shared = StdArc::clone(&shared);
+            thread::spawn(move || {
+                let taken = shared.take_units(4, 3);
+                assert!(taken <= 3);
+                shared.return_units(taken.saturating_sub(1));
+                taken.min(1)
+            })
+        };
+        let mine = shared.take_units(4, 2);
+        assert!((1..=2).contains(&mine));
+        // As the core does when an entry has ended.
+        shared.freed.store(1, crate::sync::Ordering::Release);
+        let more = shared.take_units(4, 4);
+        let theirs = other.join().unwrap();
+        assert_eq!(shared.outstanding(), theirs + mine + more);
+        assert_eq!(shared.take_units(4, 4), 5 - theirs - mine - more);
+    });
+}
+
 /// What the poller's thread does, with a clock of its own.
 fn poll_until_done(controls: StdArc<Controls>) {
     poll_on(Core::new(controls, 0));
@@ -845,6 +871,20 @@ fn submitter_gone_and_reaper_of_more() {
     check(2, || {
         let (mut ring, poller) = ring(2);
         let mut submitter = ring.submitter();
+        let other = thread::spawn(move || submitter.push(opcode::Nop::new().build()).unwrap());
+        assert_eq!(ring.wait(2), Ok(1));
+        other.join().unwrap();
+        close(ring, poller);
+    });
+}
+
+/// The same, and it has taken room for one more than it pushes: the owner does not wait for that.
+#[test]
+fn submitter_gone_with_room_taken_ahead() {
+    check(2, || {
+        let (mut ring, poller) = ring(2);
+        let mut submitter = ring.submitter();
+        submitter.expect(2);
         let other = thread::spawn(move || submitter.push(opcode::Nop::new().build()).unwrap());
         assert_eq!(ring.wait(2), Ok(1));
         other.join().unwrap();

@@ -139,6 +139,63 @@ fn waiting_does_not_count_what_is_not_submitted() {
     }
 }
 
+/// Whoever pushes beside others takes room ahead of its entries. Until it submits, others are refused where there would be room;
+/// then all of the ring is to be had. If nothing of it is accepted, it keeps nothing.
+#[test]
+fn room_taken_ahead_goes_back() {
+    let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+    let mut full = Ring::builder().build(1, &Engine::loopback()).unwrap();
+    let mut submitter = ring.submitter();
+    let (signaller, fence) = fence::host();
+    let wait = || opcode::Wait::new().build().wait(&fence);
+    for _ in 0..8 {
+        submitter.push(opcode::Nop::new().build()).unwrap();
+    }
+    submitter.submit().unwrap();
+    assert_eq!(ring.wait_timeout(8, LIMIT), Ok(8));
+    assert_eq!(ring.completion().count(), 8);
+
+    full.submission().push(wait()).unwrap();
+    let messages = full.messages();
+    let message = submitter.push(opcode::MsgRing::new(&messages, 0, 0).build()).unwrap_err();
+    assert_eq!(message.reason, Refusal::TargetFull { capacity: 1 });
+    let mut other = ring.submitter();
+    for _ in 0..64 {
+        other.push(wait()).unwrap();
+    }
+    assert_eq!(other.push(wait()).unwrap_err().reason, Refusal::Full { capacity: 64 });
+    other.submit().unwrap();
+    signaller.signal();
+    assert_eq!(ring.wait_timeout(64, LIMIT), Ok(64));
+    assert_eq!(ring.completion().count(), 64);
+
+    let (signaller, fence) = fence::host();
+    let wait = || opcode::Wait::new().build().wait(&fence);
+    submitter.push(wait()).unwrap();
+    let before = (0..64).take_while(|_| ring.submission().push(wait()).is_ok()).count();
+    assert_eq!(before, 56, "an eighth of the room was taken at once");
+    submitter.submit().unwrap();
+    let after = (0..64).take_while(|_| ring.submission().push(wait()).is_ok()).count();
+    assert_eq!(before + after, 63);
+    signaller.signal();
+}
+
+/// An owner that has taken room ahead does not wait for it.
+#[test]
+fn waiting_does_not_count_room_taken_ahead() {
+    let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+    drop(ring.submitter());
+    for count in [8, 1] {
+        for _ in 0..count {
+            ring.submission().push(opcode::Nop::new().build()).unwrap();
+        }
+        assert_eq!(ring.wait_timeout(1, LIMIT), Err(WaitError::NothingOutstanding));
+        ring.submit().unwrap();
+        assert_eq!(ring.wait_timeout(2 * count, LIMIT), Ok(count));
+        assert_eq!(ring.completion().count(), count);
+    }
+}
+
 /// A reaper that sleeps is woken when enough has come, not at every completion.
 #[test]
 fn a_sleeping_reaper_is_woken_for_its_count() {

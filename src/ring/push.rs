@@ -33,6 +33,9 @@ pub enum Refusal {
     /// As many entries are outstanding as the ring has capacity for, those included that are pushed and not submitted. A Cancel
     /// may go up to [`Ring::CANCEL_RESERVE`](crate::Ring::CANCEL_RESERVE) beyond that, where there is a place in the submission queue.
     /// `EAGAIN` in io_uring's terms. For each completion that is reaped there is room for one more, but for one with `MORE`.
+    ///
+    /// While a ring has [`Submitter`]s, whoever has pushed and not submitted yet may hold room for up to 15 entries more, which
+    /// it is expected to push before it submits: as many as the last time, and an eighth of the room that there was at most.
     #[error("the ring is full: {capacity} entries are outstanding; submit, reap completions and push again")]
     Full {
         /// The ring's capacity.
@@ -200,13 +203,21 @@ pub(super) struct Pusher {
     pub(super) shared: Arc<Shared>,
 }
 
+/// Most units that a producer among others takes at once.
+const UNITS_AT_ONCE: u64 = 16;
+
 /// How a producer takes units of capacity.
 #[derive(Debug)]
 enum Units {
     /// Alone: counted here, and told when published.
     Own { accepted: u64, freed: u64 },
-    /// With others.
-    Shared,
+    /// With others, by exchanges on a shared word. Each takes some at once, as many as are missing to the size of the last
+    /// `batch` that was submitted; `spare` of them have no entry yet, and go back with the next submit.
+    Shared { spare: u64, batch: u64 },
+}
+
+impl Units {
+    const SHARED: Units = Units::Shared { spare: 0, batch: 0 };
 }
 
 impl Pusher {
@@ -219,26 +230,33 @@ impl Pusher {
     pub(super) fn share(&mut self) {
         if let Units::Own { accepted, .. } = self.units {
             self.shared.accepted.store(accepted, Ordering::Relaxed);
-            self.units = Units::Shared;
+            self.units = Units::SHARED;
         }
     }
 
     /// Takes a unit, unless `most` are taken.
     #[inline]
     fn take_unit(&mut self, most: u64) -> bool {
-        if let Units::Own { accepted, freed } = &mut self.units
-            && *accepted - *freed < most
-        {
-            *accepted += 1;
-            return true;
+        match &mut self.units {
+            Units::Own { accepted, freed } if *accepted - *freed < most => *accepted += 1,
+            Units::Shared { spare, .. } if *spare > 0 => *spare -= 1,
+            _ => return self.take_unit_anew(most),
         }
-        self.take_unit_anew(most)
+        true
     }
 
     /// The same with a look at what the core gave back.
     #[inline(never)]
     fn take_unit_anew(&mut self, most: u64) -> bool {
-        let Units::Own { accepted, freed } = &mut self.units else { return self.shared.take_unit_of(most) };
+        let (accepted, freed) = match &mut self.units {
+            Units::Own { accepted, freed } => (accepted, freed),
+            Units::Shared { spare, batch } => {
+                let missing = batch.saturating_sub(self.sq.unpublished() as u64);
+                let taken = self.shared.take_units(most, missing.clamp(1, UNITS_AT_ONCE));
+                *spare = taken.saturating_sub(1);
+                return taken > 0;
+            }
+        };
         // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
         *freed = self.shared.freed.load(Ordering::Acquire);
         let there_is_one = *accepted - *freed < most;
@@ -385,8 +403,10 @@ impl Pusher {
     fn untake_unit(&mut self) {
         match &mut self.units {
             Units::Own { accepted, .. } => *accepted -= 1,
-            Units::Shared => {
-                self.shared.accepted.fetch_sub(1, Ordering::Relaxed);
+            Units::Shared { spare, .. } => {
+                // With nothing to submit, there may be no submit that gives the others back.
+                let idle = if self.sq.unpublished() == 0 { mem::take(spare) } else { 0 };
+                self.shared.return_units(1 + idle);
             }
         }
     }
@@ -625,6 +645,15 @@ impl Pusher {
         }
     }
 
+    /// Units taken ahead of their entries.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn spare_units(&self) -> u64 {
+        match self.units {
+            Units::Own { .. } => 0,
+            Units::Shared { spare, .. } => spare,
+        }
+    }
+
     /// Entries pushed and not submitted.
     pub(super) fn unpublished(&self) -> usize {
         self.sq.unpublished()
@@ -635,7 +664,10 @@ impl Pusher {
         match self.units {
             Units::Own { .. } => 0,
             // A message to this ring has taken one for each of its ends.
-            Units::Shared => self.sq.written().map(|sqe| 1 + usize::from(sqe.is_message_to(&self.shared))).sum(),
+            Units::Shared { spare, .. } => {
+                let taken = self.sq.written().map(|sqe| 1 + usize::from(sqe.is_message_to(&self.shared)));
+                spare as usize + taken.sum::<usize>()
+            }
         }
     }
 
@@ -643,9 +675,16 @@ impl Pusher {
     #[inline]
     fn publish(&mut self) -> usize {
         self.begun.tell();
-        if let Units::Own { accepted, .. } = self.units {
+        match &mut self.units {
             // Before the entries: nobody sees more units given back than taken.
-            self.shared.accepted.store(accepted, Ordering::Relaxed);
+            Units::Own { accepted, .. } => self.shared.accepted.store(*accepted, Ordering::Relaxed),
+            Units::Shared { spare, batch } => {
+                *batch = self.sq.unpublished() as u64;
+                if *spare > 0 {
+                    // Before the submitter may go: whoever sees that nobody is left must not wait for these.
+                    self.shared.return_units(mem::take(spare));
+                }
+            }
         }
         self.sq.publish()
     }
@@ -721,11 +760,22 @@ impl Submitter {
             controls,
             ring,
             sq,
-            units: Units::Shared,
+            units: Units::SHARED,
             open: false,
             shares: Shares::default(),
         };
         Submitter { pusher, lane }
+    }
+
+    /// As if its last batch had been of so many entries.
+    #[cfg(all(test, loom))]
+    pub(crate) fn expect(&mut self, entries: u64) {
+        self.pusher.units = Units::Shared { spare: 0, batch: entries };
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn spare_units(&self) -> u64 {
+        self.pusher.spare_units()
     }
 
     /// Accepts an entry, or gives it back. Never blocks and calls no driver. The poller sees it after

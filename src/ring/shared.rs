@@ -25,6 +25,9 @@ pub(crate) const MAX_FENCES: usize = 64;
 /// Units beyond the capacity, which only Cancels take.
 pub(crate) const CANCEL_RESERVE: u32 = 4;
 
+/// The part of the units that are left which a producer may take at once: one of so many.
+const AT_ONCE: u64 = if cfg!(loom) { 1 } else { 8 };
+
 /// The slots that a ring of this capacity has a right to.
 pub(crate) const fn slots_of(capacity: u32) -> u32 {
     capacity + CANCEL_RESERVE
@@ -55,8 +58,9 @@ pub(crate) struct Shared {
     pub(crate) settled: CachePadded<AtomicU64>,
     life: AtomicU8,
     home: Home,
-    /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some.
-    pub(crate) overflowing: AtomicBool,
+    /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some. Apart from what
+    /// producers read at each push.
+    pub(crate) overflowing: CachePadded<AtomicBool>,
     /// Wakes the poller.
     pub(crate) poller: Arc<Doorbell>,
     /// Wakes the reaper, by position in the CQ.
@@ -100,7 +104,7 @@ impl Shared {
             settled: CachePadded::new(AtomicU64::new(0)),
             life: AtomicU8::new(Life::Open as u8),
             home: Home::here(),
-            overflowing: AtomicBool::new(false),
+            overflowing: CachePadded::new(AtomicBool::new(false)),
             poller,
             reaper: Doorbell::new(),
             eventfd: OnceLock::new(),
@@ -194,25 +198,33 @@ impl Shared {
 
     /// Takes one unit of capacity, for producers that share them.
     pub(crate) fn take_unit(&self) -> bool {
-        self.take_unit_of(self.capacity)
+        self.take_units(self.capacity, 1) > 0
     }
 
-    /// The same, unless `most` are taken.
-    pub(crate) fn take_unit_of(&self, most: u64) -> bool {
+    /// Takes units, unless `most` are taken: so many as are `wanted`, or fewer where few are left, so that units which have no
+    /// entry yet keep nobody out. How many.
+    pub(crate) fn take_units(&self, most: u64, wanted: u64) -> u64 {
         loop {
             // `freed` first: read last, it could count units that `accepted` does not. Acquire: with the unit comes the place
             // in the SQ that its last user gave back before it.
             let freed = self.freed.load(Ordering::Acquire);
             let accepted = self.accepted.load(Ordering::Relaxed);
-            if accepted - freed >= most {
-                return false;
+            let left = most.saturating_sub(accepted - freed);
+            if left == 0 {
+                return 0;
             }
+            let count = wanted.min(left / AT_ONCE).max(1);
             let took =
-                self.accepted.compare_exchange_weak(accepted, accepted + 1, Ordering::Relaxed, Ordering::Relaxed);
+                self.accepted.compare_exchange_weak(accepted, accepted + count, Ordering::Relaxed, Ordering::Relaxed);
             if took.is_ok() {
-                return true;
+                return count;
             }
         }
+    }
+
+    /// Gives back units whose entries no core has seen.
+    pub(crate) fn return_units(&self, count: u64) {
+        self.accepted.fetch_sub(count, Ordering::Relaxed);
     }
 }
 

@@ -16,6 +16,11 @@ impl Ring {
         &self.submission.pusher.shared
     }
 
+    /// Units that its owner has taken ahead of its entries.
+    pub(crate) fn spare_units(&self) -> u64 {
+        self.submission.pusher.spare_units()
+    }
+
     /// The reaping half, to look at.
     pub(crate) fn reaping(&self) -> &Completion {
         &self.completion

@@ -6,7 +6,7 @@ use super::record::{Record, Watch};
 use super::world::World;
 use crate::fence::FenceStatus;
 use crate::transport::Nanos;
-use crate::{CqeFlags, Ring};
+use crate::{CqeFlags, Ring, Submitter};
 
 /// How seldom a polled fence that is waited for may be asked.
 const ASK_AT_LEAST: Nanos = 5_000_000;
@@ -137,15 +137,24 @@ impl World {
         }
         let (least, most) = book.units(at);
         let owned = if place.shared_units { 0 } else { place.producers[0].unsubmitted.len() as u64 };
-        let outstanding = ring.shared().outstanding();
+        let spare = self.spare_units(at);
+        let outstanding = ring.shared().outstanding() - spare;
         if !(least.saturating_sub(owned)..=most.saturating_sub(owned)).contains(&outstanding) {
             book.violate(format!(
                 "ring {at} counts {outstanding} outstanding, there are {least} to {most}, {owned} of them not submitted"
             ));
         }
-        if outstanding > book.rings[at].capacity + u64::from(Ring::CANCEL_RESERVE) {
+        if outstanding + spare > book.rings[at].capacity + u64::from(Ring::CANCEL_RESERVE) {
             book.violate(format!("ring {at} has {outstanding} outstanding and less capacity"));
         }
+    }
+
+    /// Units of a ring that its producers have taken ahead of their entries.
+    pub(super) fn spare_units(&self, at: usize) -> u64 {
+        let place = &self.rings[at];
+        let owner = place.ring.as_ref().map_or(0, Ring::spare_units);
+        let submitters = place.producers.iter().filter_map(|producer| producer.submitter.as_ref());
+        owner + submitters.map(Submitter::spare_units).sum::<u64>()
     }
 
     /// Whoever can go on does, and nobody is late.

@@ -327,7 +327,7 @@ impl World {
     fn check_push(&mut self, ring: usize, record: &Record, refusal: Option<&Refusal>) {
         let mut book = lock(&self.book);
         let (least, most) = book.units(ring);
-        let capacity = book.rings[ring].capacity;
+        let (capacity, spare) = (book.rings[ring].capacity, self.spare_units(ring));
         let dead = book.dead[self.rings[ring].core];
         let stale = record.target.is_some_and(|target| book.stale.contains(&(record.engine, target)));
         let early = refusal.is_some_and(is_early);
@@ -347,7 +347,7 @@ impl World {
                 let limit = if share.overdue.0 > 0 { capacity / 8 } else { capacity * 3 / 4 }.max(1);
                 (!alone && share.taken.0 >= limit).then(|| format!("accepted, and its peer has {share:?} of {limit}"))
             }),
-            Some(Refusal::Full { .. }) if most >= capacity => None,
+            Some(Refusal::Full { .. }) if most + spare >= capacity => None,
             Some(Refusal::SegmentShare { limit, .. }) => {
                 let share = share.map(|(share, alone)| (share.taken.1 >= u64::from(*limit), alone));
                 (share != Some((true, false)) || u64::from(*limit) != (capacity * 3 / 4).max(1))
