@@ -167,12 +167,17 @@ pub fn measure(settings: &mut Settings) {
     latency(settings, &direct, &mut through);
 }
 
-/// The ring, `None`, and the loops, in an order that is another in each round: none of them always follows the same one, whose
-/// threads lie where they were left.
-fn turns(round: usize) -> [Option<usize>; 3] {
+/// The ring, `None`, and the loops, in an order left to chance: none of them follows one of the others more often, which leaves the
+/// engines' threads where they lie.
+fn turns(chance: &mut fastrand::Rng) -> [Option<usize>; 3] {
     let mut turns = [None, Some(0), Some(1)];
-    turns.rotate_left(round % 3);
+    chance.shuffle(&mut turns);
     turns
+}
+
+/// The same in each run.
+fn chance() -> fastrand::Rng {
+    fastrand::Rng::with_seed(1)
 }
 
 /// Seconds that `run` takes.
@@ -201,9 +206,10 @@ fn throughput(
 ) {
     let bytes = (2 * blocks * ranges.iter().map(|range| range.len).sum::<usize>()) as f64;
     let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
+    let mut chance = chance();
     for round in 0..=settings.rounds(60, 12) {
         out::say("probe", serde_json::json!(machine::probe()));
-        for subject in turns(round) {
+        for subject in turns(&mut chance) {
             let time = seconds(|| {
                 for _ in 0..blocks {
                     for write in [false, true] {
@@ -227,8 +233,9 @@ fn throughput(
 fn neighbours(settings: &mut Settings, direct: &Direct, through: &mut Through) {
     let ranges = ranges(NEIGHBOURS, PAGE, 0);
     let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
+    let mut chance = chance();
     for round in 0..=settings.rounds(9, 3) {
-        for subject in turns(round) {
+        for subject in turns(&mut chance) {
             // Spans of about the same length.
             let times = if subject.is_none() { 8 } else { 1 };
             let time = seconds(|| {
@@ -263,12 +270,13 @@ fn latency(settings: &mut Settings, direct: &Direct, through: &mut Through) {
     }
     let (mut ours, mut loops) = (Vec::new(), [const { Vec::new() }; 2]);
     let mut pythons = [const { Vec::new() }; 2];
+    let mut chance = chance();
     for round in 0..=settings.rounds(100, 30) {
         if round == 1 {
             // The first round warmed everything up.
             [&mut ours].into_iter().chain(&mut loops).chain(&mut pythons).for_each(Vec::clear);
         }
-        for subject in turns(round) {
+        for subject in turns(&mut chance) {
             match subject {
                 None => block(&mut ours, &mut || through.batch(true, &one)),
                 Some(at) => block(&mut loops[at], &mut || direct.batch(true, &one, LOOPS[at].1)),
