@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::fork::{self, Home};
@@ -29,7 +30,10 @@ struct EngineInner {
     transport: Arc<dyn Transport>,
     /// Addresses of ours are given back only after the transport is closed.
     regions: Mutex<Regions>,
-    segments: Mutex<Segments>,
+    /// Those that are registered, by number. Apart: `regions` is locked while the transport registers memory, and a push waits
+    /// for nobody.
+    by_number: Mutex<HashMap<NonZeroU64, Arc<RegionInner>>>,
+    segments: Arc<Mutex<Segments>>,
     /// The names of the Store clients that it had so far.
     stores: Mutex<Vec<Box<str>>>,
     /// By name, and whether afresh.
@@ -55,9 +59,15 @@ struct Regions {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// A number for an engine, or for a Store client: a core tells its drivers apart by them.
+/// The segments of every engine of the process, by its id: what one is called, whoever refuses it asks.
+static SEGMENTS: Mutex<Vec<(u64, Weak<Mutex<Segments>>)>> = Mutex::new(Vec::new());
+
+/// A number for an engine or a Store client, by which a core tells its drivers apart: of 28 bits, so that what names an engine
+/// besides something else is small.
 pub(crate) fn next_id() -> u64 {
-    NEXT_ID.fetch_add(1, Relaxed)
+    let id = NEXT_ID.fetch_add(1, Relaxed);
+    assert!(id < 1 << 28, "a process makes fewer than 268 million engines and Store clients");
+    id
 }
 
 impl Engine {
@@ -79,18 +89,21 @@ impl Engine {
     }
 
     pub(crate) fn over(transport: Arc<dyn Transport>) -> Engine {
-        Engine {
+        let engine = Engine {
             inner: Arc::new(EngineInner {
                 id: next_id(),
                 name: transport.name(),
                 transport,
                 regions: Mutex::default(),
-                segments: Mutex::default(),
+                by_number: Mutex::default(),
+                segments: Arc::default(),
                 stores: Mutex::default(),
                 opening: Mutex::default(),
                 home: Home::here(),
             }),
-        }
+        };
+        lock(&SEGMENTS).push((engine.id(), Arc::downgrade(&engine.inner.segments)));
+        engine
     }
 
     /// False in a forked child of the engine's process.
@@ -144,6 +157,7 @@ impl Engine {
             return Err(RegisterError { region: Some(region), cause });
         }
         regions.live.push(Arc::clone(&region));
+        lock(&self.inner.by_number).insert(region.number, Arc::clone(&region));
         drop(regions);
         Ok(Registered { region, engine: self.clone() })
     }
@@ -232,6 +246,7 @@ impl Engine {
         }
         let region = RegionInner::foreign(self.inner.id, memory, location, known);
         regions.live.push(Arc::clone(&region));
+        lock(&self.inner.by_number).insert(region.number, Arc::clone(&region));
         drop(regions);
         Ok(Registered { region, engine: self.clone() })
     }
@@ -257,6 +272,7 @@ impl Engine {
         let sealed = region.seal();
         // No entry names it any more: it was closed without a use, and none has begun since.
         regions.live.swap_remove(index);
+        lock(&self.inner.by_number).remove(&region.number);
         regions.sealed.extend(region.addresses());
         sealed.map_err(UnregisterError::Seal)
     }
@@ -355,6 +371,11 @@ impl Engine {
         }
     }
 
+    /// The region that slices name by `number`, if it is registered here.
+    pub(crate) fn region(&self, number: NonZeroU64) -> Option<Arc<RegionInner>> {
+        lock(&self.inner.by_number).get(&number).cloned()
+    }
+
     /// The segment that entries name by `target`.
     pub(crate) fn segment(&self, target: u32) -> Option<Segment> {
         lock(&self.inner.segments).by_target.get(&target).cloned()
@@ -381,6 +402,14 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// What the segment is called that some engine of the process opened.
+pub(crate) fn segment_name(place: &Place) -> Box<str> {
+    let all = lock(&SEGMENTS);
+    let segments = all.iter().find(|&&(id, _)| id == place.engine()).and_then(|(_, segments)| segments.upgrade());
+    let name = segments.and_then(|segments| Some(lock(&segments).by_target.get(&place.target)?.name().into()));
+    name.unwrap_or_else(|| "(of an engine that has ended)".into())
+}
+
 impl EngineInner {
     fn lock_regions(&self) -> MutexGuard<'_, Regions> {
         lock(&self.regions)
@@ -395,6 +424,7 @@ impl Drop for EngineInner {
             keep::for_ever((Arc::clone(&self.transport), regions));
             return;
         }
+        lock(&SEGMENTS).retain(|&(id, _)| id != self.id);
         if self.transport.close().is_ok() {
             event!(DEBUG, engine = self.name, "engine ended");
         } else {
@@ -509,7 +539,8 @@ impl Segment {
     /// registered.
     #[inline]
     pub fn at(&self, address: u64) -> Remote {
-        Remote { place: Place { segment: self.clone(), address }, below: 0, above: 0 }
+        let SegmentInner { engine, target, .. } = *self.inner;
+        Remote { place: Place { engine: engine as u32, target, address }, below: 0, above: 0 }
     }
 
     /// A place in a region that the peer has described, checked against it. Entries with such a remote range may be merged:
@@ -543,10 +574,12 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// An address in a peer's memory.
+/// An address in a peer's memory. It names the segment by number, which counts nothing: places are made and let go of for each
+/// entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    pub(crate) segment: Segment,
+    engine: u32,
+    pub(crate) target: u32,
     pub(crate) address: u64,
 }
 
@@ -557,6 +590,14 @@ pub struct Remote {
     /// Bytes of the declared registration below the address, and from it on; 0 if none was declared.
     below: u64,
     above: u64,
+}
+
+impl Place {
+    /// The engine that opened the segment.
+    #[inline]
+    pub(crate) fn engine(&self) -> u64 {
+        u64::from(self.engine)
+    }
 }
 
 impl Remote {

@@ -58,16 +58,16 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// What an SQE has of it; a use of the region is its caller's to begin.
+    /// What an SQE has of it; `region` with a use begun.
     #[inline]
-    pub(crate) fn lowered(&self) -> Sqe {
+    pub(crate) fn lowered(&self, region: *const RegionInner) -> Sqe {
         let Transfer { local, remote } = self;
         Sqe {
             local: local.address,
             len: local.len as u32,
-            region: Arc::as_ptr(&local.region),
+            region,
             remote: remote.address,
-            target: remote.segment.inner.target,
+            target: remote.target,
             ..Sqe::EMPTY
         }
     }
@@ -80,7 +80,7 @@ pub(crate) enum Payload {
     Other(Other),
 }
 
-/// Apart, so that a null pointer in the place of a transfer's can tell the two from each other: an entry is moved by value.
+/// Apart, so that 0 in the place of a region's number can tell the two from each other: an entry is moved by value.
 #[derive(Debug)]
 pub(crate) enum Other {
     /// Numbers, as they go into the SQE.
@@ -115,17 +115,17 @@ impl Parts {
         }
     }
 
-    /// A part: its region, local address, length and remote address. For pages only after a check of the page's place.
-    pub(crate) fn get(&self, at: usize) -> (&Arc<RegionInner>, u64, u64, u64) {
+    /// A part: the slice it is of, its local address, length and remote address. For pages only after a check of the page's place.
+    pub(crate) fn get(&self, at: usize) -> (&Slice, u64, u64, u64) {
         match self {
             Parts::List(list) => {
                 let Transfer { local, remote } = &list[at];
-                (&local.region, local.address, local.len, remote.address)
+                (local, local.address, local.len, remote.address)
             }
             &Parts::Pages { ref base, page, ref pages } => {
                 let (local, remote) = pages[at];
                 let [local, remote] = [local, remote].map(|number| u64::from(number) * page);
-                (&base.local.region, base.local.address + local, page, base.remote.address + remote)
+                (&base.local, base.local.address + local, page, base.remote.address + remote)
             }
         }
     }
@@ -194,20 +194,6 @@ impl Entry {
 
     pub(crate) fn store(op: Opcode, request: Arc<Request>) -> Entry {
         Entry { payload: Payload::Other(Other::Store(request)), ..Entry::new(op, Args::default()) }
-    }
-
-    /// The name of the segment or the Store that it goes to.
-    pub(crate) fn peer_name(&self) -> &str {
-        let transfer = match &self.payload {
-            Payload::Transfer(transfer) => Some(transfer),
-            Payload::Other(Other::Values { .. }) => None,
-            Payload::Other(Other::Store(request)) => return request.client.name(),
-            Payload::Other(Other::Parts(parts)) => match &**parts {
-                Parts::List(list) => list.first(),
-                Parts::Pages { base, .. } => Some(base),
-            },
-        };
-        transfer.map_or("", |transfer| transfer.remote.segment.name())
     }
 
     pub(crate) fn message(target: Messages, user_data: u64, res: u32) -> Entry {

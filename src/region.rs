@@ -8,6 +8,7 @@
 use std::fmt;
 use std::io;
 use std::mem;
+use std::num::NonZeroU64;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -100,9 +101,23 @@ impl Drop for Mapping {
     }
 }
 
+static NEXT_REGION: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+
+/// In a region's number, below the engine's.
+const SEQUENCE_BITS: u32 = 36;
+
+/// A number for a region of an engine, which no other registration of the process has: one that registers a thousand times a
+/// second begins again after two years.
+fn next_number(engine: u64) -> NonZeroU64 {
+    let sequence = NEXT_REGION.fetch_add(1, Relaxed) & ((1 << SEQUENCE_BITS) - 1);
+    NonZeroU64::new(engine << SEQUENCE_BITS | sequence).expect("engines' numbers begin at 1")
+}
+
 #[derive(Debug)]
 pub(crate) struct RegionInner {
     pub(crate) engine: u64,
+    /// What slices name it by, see [`next_number`].
+    pub(crate) number: NonZeroU64,
     pub(crate) memory: RawMemory,
     pub(crate) location: String,
     /// Foreign memory that somebody else has registered with the transport, and will unregister.
@@ -144,6 +159,7 @@ impl RegionInner {
     ) -> Arc<RegionInner> {
         Arc::new(RegionInner {
             engine,
+            number: next_number(engine),
             memory,
             location: location.to_owned(),
             known,
@@ -231,6 +247,8 @@ impl RegionInner {
 pub(crate) struct Begun {
     /// With a use begun that no core can end; null without.
     region: *const RegionInner,
+    /// Its number; 0 without.
+    number: u64,
     more: u64,
 }
 
@@ -238,22 +256,30 @@ pub(crate) struct Begun {
 unsafe impl Send for Begun {}
 
 impl Begun {
-    pub(crate) const NONE: Begun = Begun { region: ptr::null(), more: 0 };
+    pub(crate) const NONE: Begun = Begun { region: ptr::null(), number: 0, more: 0 };
 
-    /// Begins a use; false if the region is unregistered. Each true is paired with one [`undo`](Self::undo), or, after
-    /// [`tell`](Self::tell), with one [`end_use`](RegionInner::end_use).
+    /// Begins a further use of the same region; `None` if another one has this number, or none is begun.
     #[inline]
-    pub(crate) fn begin(&mut self, region: &Arc<RegionInner>) -> bool {
-        if self.region == Arc::as_ptr(region) {
-            self.more += 1;
-            return true;
+    pub(crate) fn again(&mut self, number: NonZeroU64) -> Option<*const RegionInner> {
+        if self.number != number.get() {
+            return None;
+        }
+        self.more += 1;
+        Some(self.region)
+    }
+
+    /// Begins a use; `None` if the region is unregistered. Each use is paired with one [`undo`](Self::undo), or, after
+    /// [`tell`](Self::tell), with one [`end_use`](RegionInner::end_use).
+    pub(crate) fn begin(&mut self, region: &Arc<RegionInner>) -> Option<*const RegionInner> {
+        if let Some(region) = self.again(region.number) {
+            return Some(region);
         }
         self.tell();
-        let begun = region.begin_use();
-        if begun {
-            self.region = Arc::as_ptr(region);
+        if !region.begin_use() {
+            return None;
         }
-        begun
+        (self.region, self.number) = (Arc::as_ptr(region), region.number.get());
+        Some(self.region)
     }
 
     /// Takes back the use begun last.
@@ -266,7 +292,7 @@ impl Begun {
             return;
         }
         if self.region == region {
-            self.region = ptr::null();
+            (self.region, self.number) = (ptr::null(), 0);
         }
         // SAFETY: the use that is ended here has kept the region, as the caller says.
         unsafe { &*region }.end_use();
@@ -278,6 +304,7 @@ impl Begun {
     pub(crate) fn tell(&mut self) {
         let more = mem::take(&mut self.more);
         let region = mem::replace(&mut self.region, ptr::null());
+        self.number = 0;
         if more > 0 {
             // SAFETY: the first use keeps the region: no core was shown its entry.
             unsafe { &*region }.begun.fetch_add(more, Ordering::Relaxed);
@@ -365,11 +392,7 @@ impl Registered {
     #[inline]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, RangeError> {
         let (start, len) = self.check(range)?;
-        Ok(Slice {
-            region: Arc::clone(&self.region),
-            address: self.region.memory.address + start as u64,
-            len: len as u64,
-        })
+        Ok(Slice { region: self.region.number, address: self.region.memory.address + start as u64, len: len as u64 })
     }
 
     /// What a peer needs to know to reach this region. Send it by any means, see [`RegionInfo::to_bytes`].
@@ -502,7 +525,8 @@ impl fmt::Debug for Registered {
 /// registered, an entry with it is refused after `unregister`.
 #[derive(Clone)]
 pub struct Slice {
-    pub(crate) region: Arc<RegionInner>,
+    /// Its region's number. Not a counted reference: slices are made, copied and let go of for each entry.
+    pub(crate) region: NonZeroU64,
     pub(crate) address: u64,
     pub(crate) len: u64,
 }
@@ -520,9 +544,21 @@ impl Slice {
     }
 }
 
+impl Slice {
+    /// The engine that it is registered with.
+    #[inline]
+    pub(crate) fn engine(&self) -> u64 {
+        self.region.get() >> SEQUENCE_BITS
+    }
+
+    pub(crate) fn memory(&self) -> RawMemory {
+        RawMemory { address: self.address, len: self.len }
+    }
+}
+
 impl fmt::Debug for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Slice({})", RawMemory { address: self.address, len: self.len })
+        write!(f, "Slice({})", self.memory())
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod message;
 pub(crate) mod parts;
 mod push;
 mod reap;
+mod regions;
 pub(crate) mod share;
 pub(crate) mod shared;
 #[cfg(all(test, not(loom)))]

@@ -3,10 +3,13 @@
 use std::ptr;
 use std::sync::Arc;
 
+use super::regions::Regions;
+use crate::Engine;
 use crate::code::Stage;
 use crate::entry::Parts;
 use crate::region::RegionInner;
 use crate::sync::{ArrayQueue, AtomicUsize, Ordering};
+use crate::transport::RawMemory;
 
 /// Most parts of one entry.
 pub(crate) const MAX_PARTS: usize = 128;
@@ -55,24 +58,27 @@ impl PartList {
     }
 
     /// Takes over the parts that have bytes, and begins a use of each one's region. If one is unregistered, begins none and
-    /// says which.
-    fn fill(&mut self, parts: &Parts) -> Result<(), Arc<RegionInner>> {
-        let mut last = ptr::null();
+    /// says which range it was.
+    fn fill(&mut self, parts: &Parts, regions: &mut Regions, engine: &Engine) -> Result<(), RawMemory> {
+        let mut last = None;
         for at in 0..parts.len() {
-            let (region, local, len, remote) = parts.get(at);
-            let own = Arc::as_ptr(region);
-            let same = own == last;
-            if !same && !region.begin_use() {
-                self.end_uses();
-                return Err(Arc::clone(region));
+            let (slice, local, len, remote) = parts.get(at);
+            let mut region = ptr::null();
+            if last != Some(slice.region) {
+                let Some(begun) = regions.of(slice.region, engine).filter(|region| region.begin_use()) else {
+                    self.end_uses();
+                    return Err(slice.memory());
+                };
+                if len == 0 {
+                    // Nothing will touch it.
+                    begun.end_use();
+                    continue;
+                }
+                region = Arc::as_ptr(begun);
             }
             if len > 0 {
-                let region = if same { ptr::null() } else { own };
                 self.parts.push(Part { local, remote, len: len as u32, region });
-                last = own;
-            } else if !same {
-                // Nothing will touch it.
-                region.end_use();
+                last = Some(slice.region);
             }
         }
         Ok(())
@@ -174,13 +180,13 @@ impl PartLists {
     }
 
     /// A list with these parts; see [`PartList::fill`].
-    pub(super) fn fill(&self, parts: &Parts) -> Result<Box<PartList>, NoList> {
+    pub(super) fn fill(&self, parts: &Parts, regions: &mut Regions, engine: &Engine) -> Result<Box<PartList>, NoList> {
         let mut list = self.free.pop().or_else(|| self.make()).ok_or(NoList::InUse)?;
-        match list.fill(parts) {
+        match list.fill(parts, regions, engine) {
             Ok(()) => Ok(list),
-            Err(region) => {
+            Err(memory) => {
                 self.give_back(list);
-                Err(NoList::Unregistered(region))
+                Err(NoList::Unregistered(memory))
             }
         }
     }
@@ -201,5 +207,5 @@ impl PartLists {
 /// Why there is no list.
 pub(super) enum NoList {
     InUse,
-    Unregistered(Arc<RegionInner>),
+    Unregistered(RawMemory),
 }

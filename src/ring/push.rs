@@ -1,16 +1,19 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
 use std::mem;
+use std::ptr;
 use std::sync::Arc;
 
 use super::future::{EntryFuture, Route};
 use super::parts::{MAX_PARTS, NoList, PartList};
-use super::share::{Exhausted, Shares};
+use super::regions::Regions;
+use super::share::{Exhausted, Known, Shares};
 use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
+use crate::engine;
 use crate::entry::{Args, Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
-use crate::region::Begun;
+use crate::region::{Begun, RegionInner, Slice};
 use crate::spsc::{self, Leftover, Producer};
 use crate::sqe::{Opcode, Sqe, op_flags};
 use crate::store::request::{self, MAX_KEY, Request, Unusable};
@@ -196,6 +199,7 @@ pub(super) struct Pusher {
     /// The last entry pushed is linked to the next.
     open: bool,
     shares: Shares,
+    regions: Regions,
     pub(super) controls: Arc<Controls>,
     pub(super) ring: u32,
     /// After the queue, and the controls with other queues in them, so that it is dropped after them: entries that no core took
@@ -223,7 +227,17 @@ impl Units {
 impl Pusher {
     pub(super) fn owner(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32, sq: Producer<Sqe>) -> Pusher {
         let units = Units::Own { accepted: 0, freed: 0 };
-        Pusher { begun: Begun::NONE, shared, controls, ring, sq, units, open: false, shares: Shares::default() }
+        Pusher {
+            begun: Begun::NONE,
+            shared,
+            controls,
+            ring,
+            sq,
+            units,
+            open: false,
+            shares: Shares::default(),
+            regions: Regions::default(),
+        }
     }
 
     /// From now on there are other producers.
@@ -291,10 +305,10 @@ impl Pusher {
     fn push_owning(&mut self, mut entry: Entry) -> Result<(), PushError> {
         if let Payload::Transfer(transfer) = &entry.payload
             && entry.needs_no_side()
-            && self.take_transfer(transfer)
+            && let Some(region) = self.take_transfer(transfer)
         {
             let &Entry { op, flags, op_flags, user_data, .. } = &entry;
-            let sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered() };
+            let sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered(region) };
             let fence = entry.fence.take();
             self.write(sqe, fence);
             return Ok(());
@@ -411,21 +425,35 @@ impl Pusher {
         }
     }
 
-    /// Takes what a transfer needs, unless something is in the way: then [`lower`](Self::lower) finds out what.
+    /// Takes what a transfer needs, unless something is in the way: then [`lower`](Self::lower) finds out what. Its region, with a
+    /// use begun.
     #[inline]
-    fn take_transfer(&mut self, transfer: &Transfer) -> bool {
+    fn take_transfer(&mut self, transfer: &Transfer) -> Option<*const RegionInner> {
         if self.shared.life() != Life::Open || self.check(transfer).is_err() || !self.take_unit(self.shared.capacity) {
-            return false;
+            return None;
         }
-        let target = transfer.remote.segment.inner.target;
+        let target = transfer.remote.target;
         if self.take_share(target).is_ok() {
-            if self.begun.begin(&transfer.local.region) {
-                return true;
+            let region = self.begin_use(&transfer.local);
+            if region.is_some() {
+                return region;
             }
             self.untake_share(target);
         }
         self.untake_unit();
-        false
+        None
+    }
+
+    /// Begins a use of the region that a slice of the ring's engine is of; `None` if that is unregistered.
+    #[inline]
+    fn begin_use(&mut self, slice: &Slice) -> Option<*const RegionInner> {
+        self.begun.again(slice.region).or_else(|| self.begin_other(slice))
+    }
+
+    #[inline(never)]
+    fn begin_other(&mut self, slice: &Slice) -> Option<*const RegionInner> {
+        let region = self.regions.of(slice.region, &self.shared.engine)?;
+        self.begun.begin(region)
     }
 
     /// Checks the entry and takes what it needs. Its single fence is moved in by the caller.
@@ -447,7 +475,7 @@ impl Pusher {
             }
             Payload::Transfer(transfer) => {
                 self.check(transfer)?;
-                sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered() };
+                sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered(ptr::null()) };
             }
             Payload::Other(Other::Parts(parts)) => (sqe.len, sqe.target) = self.check_parts(parts)?,
             Payload::Other(Other::Store(request)) => (sqe.len, sqe.target) = self.check_request(request)?,
@@ -458,10 +486,11 @@ impl Pusher {
         match &entry.payload {
             Payload::Other(Other::Values { .. }) => {}
             Payload::Transfer(transfer) => {
-                if !self.begun.begin(&transfer.local.region) {
+                let Some(region) = self.begin_use(&transfer.local) else {
                     self.give_side_back(sqe.side);
-                    return Err(Refusal::Unregistered(transfer.local.region.memory));
-                }
+                    return Err(Refusal::Unregistered(transfer.local.memory()));
+                };
+                sqe.region = region;
             }
             Payload::Other(Other::Store(request)) => match begin_uses(request) {
                 Ok(()) => sqe.set_request(Arc::clone(request)),
@@ -482,7 +511,7 @@ impl Pusher {
             && let Err(Exhausted { limit, overdue }) = self.take_share(peer)
         {
             self.let_go(&mut sqe);
-            let segment = entry.peer_name().into();
+            let segment = self.shared.engine.peer_name(peer).unwrap_or_default().into();
             return Err(match overdue {
                 true => Refusal::SegmentOverdue { segment, limit },
                 false => Refusal::SegmentShare { segment, limit },
@@ -515,40 +544,51 @@ impl Pusher {
         self.give_side_back(mem::replace(&mut sqe.side, Sqe::NO_SIDE));
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, transfer: &Transfer) -> Result<(), Refusal> {
         self.check_ends(transfer)?;
         check_range(transfer.local.len, transfer.remote.address)
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_ends(&self, transfer: &Transfer) -> Result<(), Refusal> {
         let Transfer { local, remote } = transfer;
         let engine = &self.shared.engine;
-        if local.region.engine != engine.id() {
+        if local.engine() != engine.id() {
             return Err(Refusal::ForeignSlice(engine.name().into()));
         }
-        let segment = &remote.segment;
-        if segment.inner.engine != engine.id() {
-            return Err(Refusal::ForeignSegment(segment.name().into()));
+        if remote.engine() != engine.id() {
+            return Err(Refusal::ForeignSegment(engine::segment_name(remote)));
         }
-        if segment.is_stale() {
-            return Err(Refusal::StaleSegment(segment.name().into()));
+        if self.is_stale(remote.target) {
+            return Err(Refusal::StaleSegment(engine::segment_name(remote)));
         }
         Ok(())
+    }
+
+    /// True if the segment was reopened since.
+    #[inline]
+    fn is_stale(&self, target: u32) -> bool {
+        self.shares.known(target).map_or_else(|| self.is_stale_unmet(target), Known::is_stale)
+    }
+
+    /// The same of one whose share was not met: a stale one gets none.
+    #[cold]
+    fn is_stale_unmet(&self, target: u32) -> bool {
+        self.shared.engine.segment(target).is_some_and(|segment| segment.is_stale())
     }
 
     #[inline]
     fn take_share(&mut self, peer: u32) -> Result<(), Exhausted> {
         let Pusher { shared, shares, units, .. } = self;
-        let share = shares.of(peer, |peer| shared.share(peer));
+        let share = shares.of(peer, |peer| (shared.share(peer), shared.engine.segment(peer)));
         let sole = matches!(units, Units::Own { .. });
         share.take(shared.capacity, shared.has_one_segment(), sole)
     }
 
     fn untake_share(&mut self, peer: u32) {
         let Pusher { shared, shares, .. } = self;
-        shares.of(peer, |peer| shared.share(peer)).untake();
+        shares.of(peer, |peer| (shared.share(peer), shared.engine.segment(peer))).untake();
     }
 
     fn give_share_back(&mut self, sqe: &Sqe) {
@@ -568,16 +608,16 @@ impl Pusher {
             Parts::List(list) => {
                 for (part, transfer) in list.iter().enumerate() {
                     self.check(transfer)?;
-                    target = list[0].remote.segment.inner.target;
-                    let segment = &transfer.remote.segment;
-                    if segment.inner.target != target {
-                        return Err(Refusal::OtherSegment { part: part as u32, segment: segment.name().into() });
+                    target = list[0].remote.target;
+                    if transfer.remote.target != target {
+                        let segment = engine::segment_name(&transfer.remote);
+                        return Err(Refusal::OtherSegment { part: part as u32, segment });
                     }
                 }
             }
             &Parts::Pages { ref base, page: size, ref pages } => {
                 self.check_ends(base)?;
-                target = base.remote.segment.inner.target;
+                target = base.remote.target;
                 check_range(size, 0)?;
                 // A page's number has 32 bits and its length 31, so no product passes 63.
                 for &(page, remote) in pages {
@@ -609,7 +649,7 @@ impl Pusher {
         if request.slices().len() > MAX_PARTS {
             return Err(Refusal::TooManyParts(request.slices().len()));
         }
-        if request.slices().iter().any(|slice| slice.region.engine != engine.id()) {
+        if request.slices().iter().any(|slice| slice.engine() != engine.id()) {
             return Err(Refusal::ForeignSlice(engine.name().into()));
         }
         check_range(request.len(), 0)?;
@@ -620,11 +660,12 @@ impl Pusher {
     }
 
     #[inline(never)]
-    fn take_list(&self, parts: &Parts) -> Result<Box<PartList>, Refusal> {
-        let lists = &self.shared.lists;
-        lists.fill(parts).map_err(|why| match why {
+    fn take_list(&mut self, parts: &Parts) -> Result<Box<PartList>, Refusal> {
+        let Pusher { shared, regions, .. } = self;
+        let lists = &shared.lists;
+        lists.fill(parts, regions, &shared.engine).map_err(|why| match why {
             NoList::InUse => Refusal::NoPartList { count: lists.most() as u32 },
-            NoList::Unregistered(region) => Refusal::Unregistered(region.memory),
+            NoList::Unregistered(memory) => Refusal::Unregistered(memory),
         })
     }
 
@@ -763,6 +804,7 @@ impl Submitter {
             units: Units::SHARED,
             open: false,
             shares: Shares::default(),
+            regions: Regions::default(),
         };
         Submitter { pusher, lane }
     }
@@ -872,11 +914,14 @@ impl Drop for Submitter {
 mod tests {
     use std::sync::Weak;
     use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
 
     use super::*;
     use crate::fence::{FenceStatus, Polled};
     use crate::transport::Transport;
-    use crate::{Engine, Fence, Ring, opcode};
+    use crate::{Engine, Fence, Region, Ring, UnregisterError, fence, opcode};
+
+    const LIMIT: Duration = Duration::from_secs(10);
 
     /// Tells, when it is let go of, whether the engine is still there.
     #[derive(Debug)]
@@ -918,5 +963,56 @@ mod tests {
         drop(engine);
         drop(submitter);
         assert!(alive.load(Ordering::Relaxed));
+    }
+    /// Entries name regions by number, and a producer finds the ones that it met lately without asking the engine.
+    #[test]
+    fn each_region_has_its_own_uses() {
+        let engine = Engine::loopback();
+        let peer = engine.open_segment(engine.name(), LIMIT).unwrap();
+        let (signaller, fence) = fence::host();
+        let mut ring = Ring::builder().build(64, &engine).unwrap();
+        let regions: Vec<_> = (0..40).map(|_| engine.register(Region::alloc(64).unwrap()).unwrap()).collect();
+        for region in regions.iter().chain(&regions) {
+            let entry = opcode::Read::new(region.slice(..8).unwrap(), peer.at(regions[0].address())).build();
+            if ring.submission().len() < 60 {
+                ring.submission().push(entry.wait(&fence)).unwrap();
+            }
+        }
+        ring.submit().unwrap();
+        for (at, region) in regions.iter().enumerate() {
+            let uses = if at < 20 { 2 } else { 1 };
+            assert!(matches!(region.unregister(), Err(UnregisterError::Busy(busy)) if busy == uses), "region {at}");
+        }
+        signaller.signal();
+        ring.wait(60).unwrap();
+        assert!(ring.completion().all(|cqe| cqe.result() == Ok(8)));
+        for region in &regions {
+            region.unregister().unwrap();
+            let entry = opcode::Read::new(region.slice(..8).unwrap(), peer.at(0)).build();
+            assert!(matches!(ring.submission().push(entry).unwrap_err().reason, Refusal::Unregistered(_)));
+        }
+    }
+
+    #[test]
+    fn an_entry_that_has_outlived_its_engine_is_refused() {
+        let engine = Engine::loopback();
+        let region = engine.register(Region::alloc(64).unwrap()).unwrap();
+        let peer = engine.open_segment(engine.name(), LIMIT).unwrap();
+        let other = Engine::loopback();
+        let gone = other.register(Region::alloc(64).unwrap()).unwrap().slice(..8).unwrap();
+        let away = other.open_segment(engine.name(), LIMIT).unwrap().at(region.address());
+        let mut ring = Ring::builder().build(4, &engine).unwrap();
+        let mut refused = |local, remote| ring.submission().push(opcode::Read::new(local, remote).build()).unwrap_err();
+        let own = region.slice(..8).unwrap();
+        let named = refused(own.clone(), away.clone()).reason;
+        assert_eq!(named, Refusal::ForeignSegment(engine.name().into()));
+        let alive = Arc::downgrade(other.transport());
+        drop(other);
+        // The thread that has opened the segment may have it a little longer.
+        while alive.strong_count() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(matches!(refused(gone, peer.at(region.address())).reason, Refusal::ForeignSlice(_)));
+        assert!(matches!(refused(own, away).reason, Refusal::ForeignSegment(name) if name.contains("has ended")));
     }
 }

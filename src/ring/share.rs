@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 
 use crossbeam_utils::CachePadded;
 
+use crate::engine::Segment;
 use crate::sync::{AtomicU64, Ordering};
 
 /// One segment's part of one ring. Shared by the ring's producers and its core.
@@ -57,6 +58,8 @@ pub(crate) fn place(peer: u32) -> usize {
 #[derive(Debug)]
 pub(crate) struct Known {
     share: Arc<Share>,
+    /// `None` for a Store.
+    segment: Option<Segment>,
     /// Units given back, as last seen: the core's count is looked at only when this one leaves no room, because to read what the
     /// other side keeps writing takes a cache miss.
     given_back: u64,
@@ -99,6 +102,12 @@ impl Known {
         Ok(())
     }
 
+    /// True if the segment was reopened since.
+    #[inline]
+    pub(crate) fn is_stale(&self) -> bool {
+        self.segment.as_ref().is_some_and(Segment::is_stale)
+    }
+
     /// Takes a unit back that no core has seen.
     pub(crate) fn untake(&self) {
         self.share.taken.fetch_sub(1, Ordering::Relaxed);
@@ -112,14 +121,29 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// A segment's share; `meet` finds or makes it, the first time.
+    /// A peer's share, if it was met.
     #[inline]
-    pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> Arc<Share>) -> &mut Known {
+    pub(crate) fn known(&self, target: u32) -> Option<&Known> {
+        self.known.get(place(target))?.as_ref()
+    }
+
+    /// A peer's share; `meet` finds or makes it, and the segment, the first time.
+    #[inline]
+    pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> (Arc<Share>, Option<Segment>)) -> &mut Known {
         let at = place(target);
+        if self.known(target).is_none() {
+            let (share, segment) = meet(target);
+            self.add(at, Known { share, segment, given_back: 0 });
+        }
+        self.known[at].as_mut().expect("it was there, or was added")
+    }
+
+    #[cold]
+    fn add(&mut self, at: usize, known: Known) {
         if self.known.len() <= at {
             self.known.resize_with(at + 1, || None);
         }
-        self.known[at].get_or_insert_with(|| Known { share: meet(target), given_back: 0 })
+        self.known[at] = Some(known);
     }
 }
 
@@ -131,7 +155,7 @@ mod tests {
     fn a_share_is_three_quarters_and_an_eighth_with_something_overdue() {
         let share = Arc::<Share>::default();
         let mut shares = Shares::default();
-        let known = shares.of(3, |_| Arc::clone(&share));
+        let known = shares.of(3, |_| (Arc::clone(&share), None));
         for _ in 0..12 {
             known.take(16, false, false).unwrap();
         }

@@ -71,14 +71,13 @@ impl Request {
         // Over the uses' begin: a region that is taken from the Store has none.
         let registered = self.client.registered();
         for (at, slice) in self.slices.iter().enumerate() {
-            let memory = slice.region.memory;
-            let usable = match registered.iter().any(|known| Arc::ptr_eq(known, &slice.region)) {
-                true if slice.region.begin_use() => Ok(()),
-                true => Err(Unusable::Unregistered(memory)),
-                false => Err(Unusable::NotInStore(memory)),
+            let usable = match registered.iter().find(|known| known.number == slice.region) {
+                Some(region) if region.begin_use() => Ok(()),
+                Some(_) => Err(Unusable::Unregistered(slice.memory())),
+                None => Err(Unusable::NotInStore(slice.memory())),
             };
             if usable.is_err() {
-                self.slices[..at].iter().for_each(|slice| slice.region.end_use());
+                self.regions(at).for_each(|region| region.end_use());
                 return usable;
             }
         }
@@ -86,16 +85,18 @@ impl Request {
     }
 
     pub(crate) fn end_uses(&self) {
-        self.regions().for_each(RegionInner::end_use);
+        self.regions(self.slices.len()).for_each(|region| region.end_use());
     }
 
     /// True if a slice is in the region at `address`.
     pub(crate) fn uses_region(&self, address: u64) -> bool {
-        self.regions().any(|region| region.memory.address == address)
+        self.regions(self.slices.len()).any(|region| region.memory.address == address)
     }
 
-    fn regions(&self) -> impl Iterator<Item = &RegionInner> {
-        self.slices.iter().map(|slice| &*slice.region)
+    /// Those of the first slices, which have a use begun, so that the engine has them.
+    fn regions(&self, first: usize) -> impl Iterator<Item = Arc<RegionInner>> {
+        let region = |slice: &Slice| self.client.engine.region(slice.region).expect("it is in use");
+        self.slices[..first].iter().map(region)
     }
 }
 
