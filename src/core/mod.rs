@@ -543,11 +543,24 @@ impl Core {
             if sqe.starts_at_once() && !ring.is_draining() {
                 self.take_transfer(index, &sqe);
                 left -= self.take_transfers(index, left);
+            } else if nops && sqe.is_plain_nop() && !ring.is_draining() && !ring.has_room() {
+                self.take_ended_nop(index, &sqe);
             } else {
                 self.take_unit(index, sqe, Gather::Yes);
             }
         }
         left < BUDGET
+    }
+
+    /// Takes a plain Nop for which the CQ has no room, with what a unit of one, its start and its end come to.
+    #[inline]
+    fn take_ended_nop(&mut self, ring: u32, sqe: &Sqe) {
+        let slot = self.take_slot(ring, sqe);
+        let entry = &mut self.slots[slot];
+        (entry.issued, entry.landed) = (self.now, self.now);
+        (entry.res, entry.detail, entry.flags) = (0, 0, (Stage::Done.bits() >> 16) as u16);
+        entry.state = State::Waiting;
+        self.rings[ring as usize].as_mut().expect("its entry was taken").wait_for_room(&mut self.slots, slot);
     }
 
     /// Counts an entry that came off a queue, and gives it a slot.

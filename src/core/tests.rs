@@ -589,3 +589,29 @@ mod places {
         controls.join(5).unwrap();
     }
 }
+
+/// A Nop for which the CQ has no room comes after the drain before it nevertheless.
+#[test]
+fn a_nop_without_room_does_not_pass_a_drain() {
+    let mut setup = Setup::new(4, Sim::new(1));
+    let nop = |user_data| opcode::Nop::new().build().user_data(user_data);
+    let (signaller, fence) = fence::host();
+    setup.push(opcode::Wait::new().build().wait(&fence).user_data(10));
+    for user_data in 0..8 {
+        setup.push(nop(user_data));
+        setup.core.turn(1 + user_data);
+    }
+    setup.push(nop(11).flags(EntryFlags::IO_DRAIN));
+    setup.push(nop(12));
+    setup.core.turn(10);
+    let reaped = |setup: &mut Setup| setup.reap().iter().map(Cqe::user_data).collect::<Vec<_>>();
+    assert_eq!(reaped(&mut setup), [0, 1, 2, 3, 4, 5, 6, 7]);
+    setup.core.turn(11);
+    assert!(reaped(&mut setup).is_empty());
+    signaller.signal();
+    for now in 12..20 {
+        setup.core.turn(now);
+    }
+    assert_eq!(reaped(&mut setup), [10, 11, 12]);
+    setup.close();
+}
