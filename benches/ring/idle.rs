@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::thread::{JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
 use moonring::{Engine, Region, RegionInfo, Ring, fence, mooncake, opcode, sim};
@@ -35,19 +38,30 @@ pub fn measure(_settings: &mut Settings) {
     // They fall asleep first; the transfers to the stopped peer are on their way.
     std::thread::sleep(Duration::from_millis(300));
 
-    let watches = [
-        ("idle_cpu_percent", &quiet),
-        ("idle_gated_cpu_percent", &gated),
-        ("idle_stopped_peer_cpu_percent", &stuck.watch),
-    ];
-    let before = watches.map(|(_, watch)| watch.cpu());
+    let bare = Bare::start();
+    let ids = ["idle_cpu_percent", "idle_gated_cpu_percent", "idle_stopped_peer_cpu_percent"];
+    let threads = [&quiet.thread, &gated.thread, &stuck.watch.thread, &bare.thread].map(|thread| Thread(thread));
+    let before = threads.map(Thread::used);
     let start = Instant::now();
     std::thread::sleep(SPAN);
-    let after = watches.map(|(_, watch)| watch.cpu());
+    let after = threads.map(Thread::used);
     let time = start.elapsed();
-    for ((id, _), (before, after)) in watches.iter().zip(before.into_iter().zip(after)) {
-        out::alone(id, 100.0 * (after - before).as_secs_f64() / time.as_secs_f64(), "% of a core");
+    let used: Vec<Used> = before.iter().zip(after).map(|(before, after)| after.since(before)).collect();
+    let share = |used: &Used| 100.0 * used.cpu.as_secs_f64() / time.as_secs_f64();
+    for (id, used) in ids.iter().zip(&used) {
+        out::alone(id, share(used), "% of a core");
     }
+    let [.., stopped, floor] = &used[..] else { unreachable!("there are four") };
+    let each = |used: &Used| used.cpu.as_secs_f64() * 1e6 / used.sleeps.max(1) as f64;
+    out::note(&format!(
+        "a thread that only sleeps for {PAUSE:?} at a time takes {:.2} % of a core, {:.1} us each of {} times; the poller with the \
+         stopped peer takes {:.1} us each of {} times",
+        share(floor),
+        each(floor),
+        floor.sleeps,
+        each(stopped),
+        stopped.sleeps
+    ));
     // Everybody has slept for the whole span.
     let mut woken: Vec<_> = sleepers.iter_mut().map(nop).collect();
     out::alone("wake_after_idle_extra_us", (median(&mut woken) - median(&mut warm)).max(0.0), "us");
@@ -79,12 +93,67 @@ impl Watch {
         let thread = pollers().difference(&before).next().expect("a ring has a poller").clone();
         Watch { ring, thread }
     }
+}
 
-    /// CPU time of the poller so far.
-    fn cpu(&self) -> Duration {
-        let path = format!("/proc/self/task/{}/schedstat", self.thread);
-        let text = fs::read_to_string(path).expect("the poller runs");
-        Duration::from_nanos(text.split(' ').next().and_then(|nanos| nanos.parse().ok()).expect("schedstat is numbers"))
+/// A thread of this process that does nothing but wake as often as a poller looks at a batch that is silent: whoever looks so
+/// often takes as much.
+struct Bare {
+    thread: String,
+    stop: Arc<AtomicBool>,
+    handle: Option<JoinHandle<()>>,
+}
+
+/// The longest time between two looks at a batch.
+const PAUSE: Duration = Duration::from_millis(5);
+
+impl Bare {
+    fn start() -> Bare {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, (tell, told)) = (Arc::clone(&stop), mpsc::channel());
+        let handle = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().to_string()).unwrap();
+            while !stopped.load(Relaxed) {
+                park_timeout(PAUSE);
+            }
+        });
+        Bare { thread: told.recv().unwrap(), stop, handle: Some(handle) }
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(handle) = self.handle.take() {
+            handle.join().unwrap();
+        }
+    }
+}
+
+/// A thread of this process, by its number.
+#[derive(Clone, Copy)]
+struct Thread<'a>(&'a str);
+
+/// What a thread has used so far.
+struct Used {
+    cpu: Duration,
+    /// How often it gave up its core of its own will.
+    sleeps: u64,
+}
+
+impl Thread<'_> {
+    fn used(self) -> Used {
+        let read = |file| fs::read_to_string(format!("/proc/self/task/{}/{file}", self.0)).expect("the thread runs");
+        let (times, status) = (read("schedstat"), read("status"));
+        let nanos = times.split(' ').next().and_then(|nanos| nanos.parse().ok());
+        let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());
+        let (nanos, sleeps) = nanos.zip(sleeps).expect("the kernel says both");
+        Used { cpu: Duration::from_nanos(nanos), sleeps }
+    }
+}
+
+impl Used {
+    fn since(&self, before: &Used) -> Used {
+        Used { cpu: self.cpu - before.cpu, sleeps: self.sleeps - before.sleeps }
     }
 }
 
