@@ -27,7 +27,8 @@ bitflags! {
 }
 
 /// A completion: 32 bytes, plain data.
-#[repr(C)]
+// Aligned, so that none lies on two cache lines.
+#[repr(C, align(32))]
 #[derive(Clone, Copy)]
 pub struct Cqe {
     user_data: u64,

@@ -20,7 +20,7 @@ extern "C" fn in_child() {
 
 /// The process that something was made in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Home(u32);
+pub(crate) struct Home(pub(crate) u32);
 
 impl Home {
     /// This process. Forks are noticed from the first call on.

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::{ptr, slice};
 
 use crossbeam_utils::CachePadded;
 
@@ -35,6 +36,27 @@ impl<T: Leftover> Shared<T> {
     }
 }
 
+/// The places from a position on, at most `most`, and not beyond the last place: for loops that need no mask.
+#[inline]
+fn run_of<T>(places: &[Place<T>], position: u64, most: usize) -> &[Place<T>] {
+    let (_, rest) = places.split_at(position as usize & (places.len() - 1));
+    &rest[..most.min(rest.len())]
+}
+
+/// The same for writing, and how far from each of them the place ahead is that is to be asked for: one number for all of them,
+/// so they end where the places ahead begin anew.
+#[inline]
+fn run_to_write<T>(places: &[Place<T>], position: u64, most: usize) -> (&[Place<T>], isize) {
+    let len = places.len();
+    let ahead = ahead::<T>() as usize & (len - 1);
+    let run = run_of(places, position, most);
+    let before = (len - ahead).saturating_sub(position as usize & (len - 1));
+    match before {
+        0 => (run, ahead as isize - len as isize),
+        _ => (&run[..before.min(run.len())], ahead as isize),
+    }
+}
+
 /// For loops, which keep where the places are in registers: as far as the compiler knows, a write to a place may change that.
 #[inline]
 fn place_of<T>(places: &[Place<T>], position: u64) -> &Place<T> {
@@ -58,8 +80,8 @@ pub(crate) fn ring<T: Leftover>(entries: usize) -> (Producer<T>, Consumer<T>) {
         places: (0..len).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
     });
     (
-        Producer { shared: Arc::clone(&shared), tail: 0, published: 0, head: 0 },
-        Consumer { shared, head: 0, released: 0, tail: 0 },
+        Producer { shared: Arc::clone(&shared), tail: 0, published: 0, end: 0, head: 0 },
+        Consumer { shared, at: Read { head: 0, released: 0, tail: 0 } },
     )
 }
 
@@ -68,6 +90,8 @@ pub(crate) struct Producer<T: Leftover> {
     /// Next position to write; `published..tail` is written and not yet visible.
     tail: u64,
     published: u64,
+    /// The next position that needs another look.
+    end: u64,
     /// The consumer's head as last seen.
     head: u64,
 }
@@ -77,14 +101,46 @@ impl<T: Leftover> Producer<T> {
         self.shared.places.len()
     }
 
-    /// Free places, looking at the consumer's position only when the copy of it shows none.
+    /// Free places, looking at the consumer's position only when the copy of it shows none. Opens all of them.
     #[inline]
     pub(crate) fn room(&mut self) -> usize {
+        if !self.is_open() {
+            self.open(u64::MAX);
+        }
+        (self.end - self.tail) as usize
+    }
+
+    /// Asks for the word that a publish writes. A consumer that waits for entries looks at it all the time, so that the publish would
+    /// wait for it.
+    #[inline]
+    pub(crate) fn expect_publish(&self) {
+        expect_write(ptr::from_ref(&self.shared.tail));
+    }
+
+    /// True if the next position may be written.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.tail < self.end
+    }
+
+    /// Lets positions be written up to `end`, as far as they are free. True if the next one is.
+    pub(crate) fn open(&mut self, end: u64) -> bool {
         let len = self.capacity() as u64;
-        if self.tail - self.head >= len {
+        if end > self.head + len {
             self.head = self.shared.head.load(Ordering::Acquire);
         }
-        (len - (self.tail - self.head)) as usize
+        self.end = end.min(self.head + len);
+        self.is_open()
+    }
+
+    /// How many positions are open.
+    pub(crate) fn opened(&self) -> u64 {
+        self.end.saturating_sub(self.tail)
+    }
+
+    /// Lets no further position be written until one is opened.
+    pub(crate) fn shut(&mut self) {
+        self.end = self.tail;
     }
 
     /// The same by a fresh look, changing nothing.
@@ -98,23 +154,34 @@ impl<T: Leftover> Producer<T> {
         if self.room() == 0 {
             return Err(value);
         }
+        self.write_opened(value)
+    }
+
+    /// Writes the next entry, unpublished, if its position is open; else gives it back.
+    #[inline]
+    pub(crate) fn write_opened(&mut self, value: T) -> Result<(), T> {
+        if !self.is_open() {
+            return Err(value);
+        }
         write_at(&self.shared.places, self.tail, value);
         self.tail += 1;
         Ok(())
     }
 
-    /// Writes the next entries, unpublished, as many as there are or as there is room for. How many.
+    /// Writes the next entries, unpublished, as many as there are or as there is room for up to the last place. How many; 0
+    /// only without entries or room.
     #[inline]
     pub(crate) fn write_many(&mut self, values: impl Iterator<Item = T>) -> usize {
         let room = self.room();
-        let (places, first) = (&*self.shared.places, self.tail);
-        let mut tail = first;
-        for value in values.take(room) {
-            write_at(places, tail, value);
-            tail += 1;
+        let (run, ahead) = run_to_write(&self.shared.places, self.tail, room);
+        let mut count = 0;
+        for (place, value) in run.iter().zip(values) {
+            expect_write(ptr::from_ref(place).wrapping_offset(ahead));
+            write_place(place, value);
+            count += 1;
         }
-        self.tail = tail;
-        (tail - first) as usize
+        self.tail += count as u64;
+        count
     }
 
     /// Takes back the entry written last, if it is not published.
@@ -127,6 +194,15 @@ impl<T: Leftover> Producer<T> {
         Some(read_place(self.shared.place(self.tail)))
     }
 
+    /// Changes the entry written last, if it is not published.
+    pub(crate) fn amend(&mut self, change: impl FnOnce(&mut T)) {
+        if let Some(mut last) = self.unwrite() {
+            change(&mut last);
+            write_place(self.shared.place(self.tail), last);
+            self.tail += 1;
+        }
+    }
+
     /// Entries written and not yet published.
     #[inline]
     pub(crate) fn unpublished(&self) -> usize {
@@ -136,6 +212,12 @@ impl<T: Leftover> Producer<T> {
     /// What is written and not yet published, in its places.
     pub(crate) fn written(&self) -> impl Iterator<Item = &T> {
         (self.published..self.tail).map(|position| see_place(self.shared.place(position)))
+    }
+
+    /// The next position to write.
+    #[inline]
+    pub(crate) fn position(&self) -> u64 {
+        self.tail
     }
 
     /// The position after the last published entry.
@@ -170,6 +252,11 @@ impl<T: Leftover> Drop for Producer<T> {
 
 pub(crate) struct Consumer<T: Leftover> {
     shared: Arc<Shared<T>>,
+    at: Read,
+}
+
+/// What a consumer knows of the positions.
+struct Read {
     /// Next position to read; `released..head` is read and still holds its place.
     head: u64,
     released: u64,
@@ -181,59 +268,58 @@ impl<T: Leftover> Consumer<T> {
     /// The next entry, looking at the producer's position only when the copy of it shows none.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<T> {
-        if self.head == self.tail {
-            self.look();
-            if self.head == self.tail {
+        let Consumer { shared, at } = self;
+        if at.head == at.tail {
+            at.look(shared);
+            if at.head == at.tail {
                 return None;
             }
+            at.ask(shared, 0);
         }
-        let places = &*self.shared.places;
-        if self.head + ahead::<T>() < self.tail {
-            expect_read(place_of(places, self.head + ahead::<T>()));
+        let places = &*shared.places;
+        if at.head + ahead::<T>() < at.tail {
+            expect_read(place_of(places, at.head + ahead::<T>()));
         }
-        let value = read_place(place_of(places, self.head));
-        self.head += 1;
+        let value = read_place(place_of(places, at.head));
+        at.head += 1;
         Some(value)
     }
 
-    /// Looks at the producer's position, and asks for the first places.
-    fn look(&mut self) {
-        self.look_again();
-        let end = self.tail.min(self.head + ahead::<T>());
-        for position in (self.head..end).step_by((LINE / size_of::<T>()).max(1)) {
-            expect_read(self.shared.place(position));
-        }
+    /// The next entries one by one, for a loop.
+    #[inline]
+    pub(crate) fn entries(&mut self) -> Entries<'_, T> {
+        Entries { shared: &self.shared, at: &mut self.at, run: [].iter() }
     }
 
-    /// The `most` next entries, or as many as there are, in their places.
+    /// The `most` next entries, or as many as there are up to the last place, in their places.
     #[inline]
     pub(crate) fn peek_many(&mut self, most: usize) -> impl Iterator<Item = &T> {
-        if self.tail - self.head < most as u64 {
-            self.tail = self.shared.tail.load(Ordering::Acquire);
+        let Consumer { shared, at } = self;
+        if at.head == at.tail {
+            at.look(shared);
         }
-        let end = self.tail.min(self.head + most as u64);
-        let places = &*self.shared.places;
-        (self.head..end).map(|position| see_place(place_of(places, position)))
+        let most = most.min((at.tail - at.head) as usize);
+        run_of(&shared.places, at.head, most).iter().map(see_place)
     }
 
     /// Looks at the producer's position, and at no place: true if there is something to read.
     #[inline]
     pub(crate) fn look_again(&mut self) -> bool {
-        self.tail = self.shared.tail.load(Ordering::Acquire);
+        self.at.look(&self.shared);
         !self.is_drained()
     }
 
     /// True if the last look showed nothing to read.
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
-        self.head == self.tail
+        self.at.head == self.at.tail
     }
 
     /// Leaves entries behind that `peek_many` has shown.
     #[inline]
     pub(crate) fn skip(&mut self, count: usize) {
-        debug_assert!(count as u64 <= self.tail - self.head);
-        self.head += count as u64;
+        debug_assert!(count as u64 <= self.at.tail - self.at.head);
+        self.at.head += count as u64;
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -243,31 +329,100 @@ impl<T: Leftover> Consumer<T> {
     /// Gives the places of everything read back to the producer; how many.
     #[inline]
     pub(crate) fn release(&mut self) -> usize {
-        let count = self.head - self.released;
-        if count > 0 {
-            self.released = self.head;
-            self.shared.head.store(self.head, Ordering::Release);
-        }
-        count as usize
+        self.entries().release()
     }
 
     /// Entries published and not read, by a fresh look. Acquire: what came before them is visible to who only counts them, such
     /// as the units that were given back.
     pub(crate) fn ready(&self) -> usize {
-        (self.shared.tail.load(Ordering::Acquire) - self.head) as usize
+        self.at.ready(&self.shared)
     }
 
     /// The entry at a position, if it is published and was not read.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn published_at(&self, position: u64) -> Option<T> {
-        let there = (self.head..self.shared.tail.load(Ordering::Acquire)).contains(&position);
+        let there = (self.at.head..self.shared.tail.load(Ordering::Acquire)).contains(&position);
         there.then(|| read_place(self.shared.place(position)))
     }
 
     /// The position of the next entry to read.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
-        self.head
+        self.at.head
+    }
+}
+
+impl Read {
+    /// Looks at the producer's position.
+    #[inline]
+    fn look<T: Leftover>(&mut self, shared: &Shared<T>) {
+        self.tail = shared.tail.load(Ordering::Acquire);
+    }
+
+    fn ready<T: Leftover>(&self, shared: &Shared<T>) -> usize {
+        (shared.tail.load(Ordering::Acquire) - self.head) as usize
+    }
+
+    /// Asks for as many places as both sides ask for ahead, of those that are published, `beyond` the next one.
+    fn ask<T: Leftover>(&self, shared: &Shared<T>, beyond: u64) {
+        let first = self.head + beyond;
+        let end = self.tail.min(first + ahead::<T>());
+        for position in (first..end).step_by((LINE / size_of::<T>()).max(1)) {
+            expect_read(shared.place(position));
+        }
+    }
+
+    /// The next places, as many as are asked for ahead and are in one run, when those after them are asked for.
+    #[inline(never)]
+    fn next_run<'a, T: Leftover>(&mut self, shared: &'a Shared<T>) -> &'a [Place<T>] {
+        if self.head == self.tail {
+            self.look(shared);
+            self.ask(shared, 0);
+        }
+        self.ask(shared, ahead::<T>());
+        run_of(&shared.places, self.head, (self.tail - self.head).min(ahead::<T>()) as usize)
+    }
+}
+
+/// A consumer's entries from the next on. Where a run of them is stays in registers, in the loop of whoever takes them.
+pub(crate) struct Entries<'a, T: Leftover> {
+    shared: &'a Shared<T>,
+    at: &'a mut Read,
+    /// The places from `head` on that may be read without another look.
+    run: slice::Iter<'a, Place<T>>,
+}
+
+impl<T: Leftover> Entries<'_, T> {
+    /// As [`Consumer::next`].
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<T> {
+        if self.run.as_slice().is_empty() {
+            self.run = self.at.next_run(self.shared).iter();
+        }
+        let place = self.run.next()?;
+        self.at.head += 1;
+        Some(read_place(place))
+    }
+
+    /// As [`Consumer::release`].
+    #[inline]
+    pub(crate) fn release(&mut self) -> usize {
+        let Read { head, released, .. } = self.at;
+        let count = *head - *released;
+        if count > 0 {
+            *released = *head;
+            self.shared.head.store(*head, Ordering::Release);
+        }
+        count as usize
+    }
+
+    /// As [`Consumer::ready`].
+    pub(crate) fn ready(&self) -> usize {
+        self.at.ready(self.shared)
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.shared.places.len()
     }
 }
 
@@ -301,8 +456,8 @@ fn write_place<T>(place: &Place<T>, value: T) {
     unsafe { (*place.get()).write(value) };
 }
 
-/// How many bytes ahead both sides ask for places: as many lines as a core waits for at once.
-const AHEAD: u64 = 1024;
+/// How many bytes ahead both sides ask for places: 32 cache lines.
+const AHEAD: u64 = 2048;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -326,12 +481,12 @@ fn expect_read<T>(place: &Place<T>) {
 /// Fetches a place's cache line for writing. Its last user was the other side, on another core, so that the write would wait
 /// for it.
 #[inline]
-fn expect_write<T>(place: &Place<T>) {
+fn expect_write<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: a hint, whatever the address: it reads and writes nothing that a program could see. Processors without it take it
     // for a NOP.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) place.get(), options(nostack, preserves_flags, readonly));
+        std::arch::asm!("prefetchw [{}]", in(reg) place, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     let _ = place;
@@ -377,6 +532,18 @@ impl<T: Leftover> fmt::Debug for Producer<T> {
 
 impl<T: Leftover> fmt::Debug for Consumer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Consumer").field("head", &self.head).field("released", &self.released).finish_non_exhaustive()
+        f.debug_struct("Consumer")
+            .field("head", &self.at.head)
+            .field("released", &self.at.released)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Leftover> fmt::Debug for Entries<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entries")
+            .field("head", &self.at.head)
+            .field("released", &self.at.released)
+            .finish_non_exhaustive()
     }
 }

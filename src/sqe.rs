@@ -78,6 +78,9 @@ pub(crate) mod op_flags {
     pub(crate) const MORE_ABOVE: u16 = 1 << 11;
     /// Any: what its end feeds has a route, where its completions go.
     pub(crate) const ROUTED: u16 = 1 << 12;
+    /// Any: it has a side block, a fence, or something that its end feeds. Set when it is written into its queue, so that one look
+    /// at an entry's first word tells that there is nothing else to look at.
+    pub(crate) const TIED: u16 = 1 << 13;
 }
 
 /// A lowered entry. It owns a count of its one fence, or a side block with several, one of the fence that it feeds, and a
@@ -196,11 +199,19 @@ impl Sqe {
         }
     }
 
-    /// True if it ends at once with 0: no fence, no flag, nothing injected.
+    /// True if it has more to it than its numbers.
+    #[inline]
+    pub(crate) fn is_tied(&self) -> bool {
+        self.side != Sqe::NO_SIDE || !self.fence.is_null() || !self.signal.is_null()
+    }
+
+    /// True if it ends at once with 0: no fence, no flag, nothing injected. Of an entry from a queue.
     #[inline]
     pub(crate) fn is_plain_nop(&self) -> bool {
         const { assert!(Opcode::Nop as u8 == 0) };
-        self.first_word() == 0 && self.side == Sqe::NO_SIDE && self.fence.is_null() && self.signal.is_null()
+        let first = self.first_word();
+        debug_assert!(first != 0 || !self.is_tied());
+        first == 0
     }
 
     /// Opcode, flags and length, written so that it compiles to one load, as the entry was written.
@@ -210,19 +221,14 @@ impl Sqe {
     }
 
     /// True if it goes to its peer as soon as it is taken, unless a drain holds it: a Read or Write that has bytes to move, waits
-    /// for nothing and is no part of a chain.
+    /// for nothing and is no part of a chain. Of an entry from a queue.
     #[inline]
     pub(crate) fn starts_at_once(&self) -> bool {
         const { assert!(Opcode::Read as u8 & 1 == 0 && Opcode::Read as u8 | 1 == Opcode::Write as u8) };
         let others = !EntryFlags::CQE_SKIP_SUCCESS.bits();
         let first = self.first_word();
         let (op, flags, len) = (first as u8 & !1, (first >> 8) as u8 & others, first >> 32);
-        op == Opcode::Read as u8
-            && flags == 0
-            && len > 0
-            && self.side == Sqe::NO_SIDE
-            && self.fence.is_null()
-            && self.signal.is_null()
+        op == Opcode::Read as u8 && flags == 0 && len > 0 && self.op_flags & op_flags::TIED == 0
     }
 
     /// True if a transport or a Store does it.

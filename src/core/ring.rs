@@ -16,7 +16,7 @@ use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
 use crate::region::Ended;
-use crate::ring::shared::{LaneWord, Life, MAX_FENCES, Shared};
+use crate::ring::shared::{LaneWord, MAX_FENCES, Shared};
 use crate::ring::stats::Counts;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
@@ -596,7 +596,7 @@ impl RingState {
     }
 
     pub(super) fn close(&mut self, closing: Arc<Closing>, now: Nanos) {
-        self.shared.set_life(Life::Closed);
+        self.shared.end(false);
         let deadline = now.saturating_add(closing.grace.as_nanos().try_into().unwrap_or(Nanos::MAX));
         self.closing = Some((closing, deadline));
         self.stirred = true;
@@ -672,7 +672,7 @@ impl RingState {
 
     /// The poller died: nothing is accepted any more, and waiters look up.
     pub(super) fn die(&mut self) {
-        self.shared.set_life(Life::Dead);
+        self.shared.end(true);
         self.wake_reaper();
         if let Some(eventfd) = self.shared.eventfd.get() {
             eventfd.signal_if(|| true);

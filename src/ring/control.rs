@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::shared::{Life, Shared};
+use super::shared::Shared;
 use super::stats::Stats;
 use crate::core::{Control, Controls};
 use crate::opcode::{Cancel, Select};
@@ -119,7 +119,7 @@ impl Controller {
     }
 
     fn is_gone(&self) -> bool {
-        self.shared.life() != Life::Open
+        !self.shared.is_open()
     }
 }
 

@@ -106,6 +106,7 @@ impl Submission {
     /// The submission queue.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_> {
+        self.pusher.expect_submit();
         SubmissionQueue { pusher: &mut self.pusher }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shared::{Life, Shared};
+use super::shared::Shared;
 use crate::core::{Control, Controls};
 use crate::sync::Ordering;
 
@@ -17,7 +17,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     pub(crate) fn is_open(&self) -> bool {
-        self.shared.life() == Life::Open
+        self.shared.is_open()
     }
 
     pub(super) fn take_unit(&self) -> bool {

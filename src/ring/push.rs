@@ -196,6 +196,8 @@ pub(super) struct Pusher {
     begun: Begun,
     sq: Producer<Sqe>,
     units: Units,
+    /// How many entries were submitted the last time.
+    batch: u64,
     /// The last entry pushed is linked to the next.
     open: bool,
     shares: Shares,
@@ -213,75 +215,74 @@ const UNITS_AT_ONCE: u64 = 16;
 /// How a producer takes units of capacity.
 #[derive(Debug)]
 enum Units {
-    /// Alone: counted here, and told when published.
-    Own { accepted: u64, freed: u64 },
+    /// Alone: each entry written has taken one, which is told when it is published. So the positions that have a unit are known
+    /// ahead, and [open](Producer::open).
+    Own,
     /// With others, by exchanges on a shared word. Each takes some at once, as many as are missing to the size of the last
-    /// `batch` that was submitted; `spare` of them have no entry yet, and go back with the next submit.
-    Shared { spare: u64, batch: u64 },
-}
-
-impl Units {
-    const SHARED: Units = Units::Shared { spare: 0, batch: 0 };
+    /// batch. Those without an entry yet are the open positions, and go back with the next submit.
+    Shared,
 }
 
 impl Pusher {
     pub(super) fn owner(shared: Arc<Shared>, controls: Arc<Controls>, ring: u32, sq: Producer<Sqe>) -> Pusher {
-        let units = Units::Own { accepted: 0, freed: 0 };
         Pusher {
             begun: Begun::NONE,
             shared,
             controls,
             ring,
             sq,
-            units,
+            units: Units::Own,
+            batch: 0,
             open: false,
             shares: Shares::default(),
             regions: Regions::default(),
         }
     }
 
+    /// Asks for what a submit writes, if that is some entries away.
+    #[inline]
+    pub(super) fn expect_submit(&self) {
+        if self.batch >= 8 {
+            self.sq.expect_publish();
+        }
+    }
+
     /// From now on there are other producers.
     pub(super) fn share(&mut self) {
-        if let Units::Own { accepted, .. } = self.units {
-            self.shared.accepted.store(accepted, Ordering::Relaxed);
-            self.units = Units::SHARED;
+        if let Units::Own = self.units {
+            self.shared.accepted.store(self.sq.position(), Ordering::Relaxed);
+            self.sq.shut();
+            self.units = Units::Shared;
         }
     }
 
-    /// Takes a unit, unless `most` are taken.
+    /// Takes a unit for the next entry, whose position is open then.
     #[inline]
-    fn take_unit(&mut self, most: u64) -> bool {
-        match &mut self.units {
-            Units::Own { accepted, freed } if *accepted - *freed < most => *accepted += 1,
-            Units::Shared { spare, .. } if *spare > 0 => *spare -= 1,
-            _ => return self.take_unit_anew(most),
-        }
-        true
+    fn take_unit(&mut self) -> bool {
+        self.sq.is_open() || self.take_unit_anew(self.shared.capacity, u64::MAX)
     }
 
-    /// The same with a look at what the core gave back.
+    /// The same with a look at what the core gave back, unless `most` are taken. Opens at most `many` positions.
     #[inline(never)]
-    fn take_unit_anew(&mut self, most: u64) -> bool {
-        let (accepted, freed) = match &mut self.units {
-            Units::Own { accepted, freed } => (accepted, freed),
-            Units::Shared { spare, batch } => {
-                let missing = batch.saturating_sub(self.sq.unpublished() as u64);
-                let taken = self.shared.take_units(most, missing.clamp(1, UNITS_AT_ONCE));
-                *spare = taken.saturating_sub(1);
-                return taken > 0;
+    fn take_unit_anew(&mut self, most: u64, many: u64) -> bool {
+        let next = self.sq.position();
+        let end = match self.units {
+            // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
+            Units::Own => (self.shared.freed.load(Ordering::Acquire) + most).min(next.saturating_add(many)),
+            Units::Shared => {
+                let missing = self.batch.saturating_sub(self.sq.unpublished() as u64);
+                next + self.shared.take_units(most, missing.clamp(1, many.min(UNITS_AT_ONCE)))
             }
         };
-        // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
-        *freed = self.shared.freed.load(Ordering::Acquire);
-        let there_is_one = *accepted - *freed < most;
-        *accepted += u64::from(there_is_one);
+        let there_is_one = self.sq.open(end);
+        debug_assert!(there_is_one || end <= next, "a unit of capacity comes with a place in the queue");
         there_is_one
     }
 
     /// Takes a unit of the reserve, which comes without a place in the queue.
     #[cold]
     fn take_reserved(&mut self) -> bool {
-        self.sq.room() > 0 && self.take_unit(self.shared.capacity + u64::from(CANCEL_RESERVE))
+        self.sq.has_room_now() && self.take_unit_anew(self.shared.capacity + u64::from(CANCEL_RESERVE), 1)
     }
 
     /// Accepts the entry, unpublished, or gives it back. Always in its caller, where what is known of the entry goes from
@@ -292,7 +293,7 @@ impl Pusher {
         let &Entry { op, flags, op_flags, len, user_data, .. } = &entry;
         // There is nothing to drop.
         mem::forget(entry);
-        if self.shared.life() == Life::Open && self.take_unit(self.shared.capacity) {
+        if self.shared.is_open() && self.take_unit() {
             self.write(Sqe { op, flags, op_flags, len, user_data, local, remote, ..Sqe::EMPTY }, None);
             return Ok(());
         }
@@ -398,9 +399,12 @@ impl Pusher {
         if let Some(fence) = fence.filter(|_| sqe.side == Sqe::NO_SIDE) {
             sqe.fence = Arc::into_raw(fence.0);
         }
+        if sqe.is_tied() {
+            sqe.op_flags |= op_flags::TIED;
+        }
         self.open = sqe.flags.intersects(EntryFlags::CHAINED);
-        let written = self.sq.write(sqe);
-        debug_assert!(written.is_ok(), "a unit of capacity comes with a place in the queue");
+        let written = self.sq.write_opened(sqe);
+        debug_assert!(written.is_ok(), "a unit was taken");
     }
 
     /// Takes back the entry pushed last, which is not published.
@@ -409,19 +413,19 @@ impl Pusher {
             self.give_share_back(&sqe);
             self.let_go(&mut sqe);
             sqe.discard();
-            self.untake_unit();
+            self.untake_units();
         }
     }
 
-    /// Gives back a unit that no core has seen.
-    fn untake_unit(&mut self) {
-        match &mut self.units {
-            Units::Own { accepted, .. } => *accepted -= 1,
-            Units::Shared { spare, .. } => {
-                // With nothing to submit, there may be no submit that gives the others back.
-                let idle = if self.sq.unpublished() == 0 { mem::take(spare) } else { 0 };
-                self.shared.return_units(1 + idle);
-            }
+    /// Gives back the units that have no entry: one that was taken for an entry which is refused, and others with it, because there
+    /// may be no submit that gives them back.
+    fn untake_units(&mut self) {
+        let count = self.sq.opened();
+        self.sq.shut();
+        if let Units::Shared = self.units
+            && count > 0
+        {
+            self.shared.return_units(count);
         }
     }
 
@@ -429,7 +433,7 @@ impl Pusher {
     /// use begun.
     #[inline]
     fn take_transfer(&mut self, transfer: &Transfer) -> Option<*const RegionInner> {
-        if self.shared.life() != Life::Open || self.check(transfer).is_err() || !self.take_unit(self.shared.capacity) {
+        if !self.shared.is_open() || self.check(transfer).is_err() || !self.take_unit() {
             return None;
         }
         let target = transfer.remote.target;
@@ -440,7 +444,7 @@ impl Pusher {
             }
             self.untake_share(target);
         }
-        self.untake_unit();
+        self.untake_units();
         None
     }
 
@@ -517,7 +521,7 @@ impl Pusher {
                 false => Refusal::SegmentShare { segment, limit },
             });
         }
-        if !self.take_unit(self.shared.capacity) && (op != Opcode::Cancel || !self.take_reserved()) {
+        if !self.take_unit() && (op != Opcode::Cancel || !self.take_reserved()) {
             self.give_share_back(&sqe);
             self.let_go(&mut sqe);
             return Err(Refusal::Full { capacity: self.shared.capacity as u32 });
@@ -526,7 +530,7 @@ impl Pusher {
             let target = target.mailbox();
             if !target.take_unit() {
                 self.give_side_back(sqe.side);
-                self.untake_unit();
+                self.untake_units();
                 return Err(Refusal::TargetFull { capacity: target.capacity() });
             }
             sqe.set_mailbox(Arc::clone(target));
@@ -582,7 +586,7 @@ impl Pusher {
     fn take_share(&mut self, peer: u32) -> Result<(), Exhausted> {
         let Pusher { shared, shares, units, .. } = self;
         let share = shares.of(peer, |peer| (shared.share(peer), shared.engine.segment(peer)));
-        let sole = matches!(units, Units::Own { .. });
+        let sole = matches!(units, Units::Own);
         share.take(shared.capacity, shared.has_one_segment(), sole)
     }
 
@@ -690,8 +694,8 @@ impl Pusher {
     #[cfg(all(test, not(loom)))]
     pub(super) fn spare_units(&self) -> u64 {
         match self.units {
-            Units::Own { .. } => 0,
-            Units::Shared { spare, .. } => spare,
+            Units::Own => 0,
+            Units::Shared => self.sq.opened(),
         }
     }
 
@@ -703,11 +707,11 @@ impl Pusher {
     /// Units of capacity taken by entries that are not submitted, so that nobody may wait for them.
     pub(super) fn held_back(&self) -> usize {
         match self.units {
-            Units::Own { .. } => 0,
+            Units::Own => 0,
             // A message to this ring has taken one for each of its ends.
-            Units::Shared { spare, .. } => {
+            Units::Shared => {
                 let taken = self.sq.written().map(|sqe| 1 + usize::from(sqe.is_message_to(&self.shared)));
-                spare as usize + taken.sum::<usize>()
+                self.sq.opened() as usize + taken.sum::<usize>()
             }
         }
     }
@@ -716,16 +720,12 @@ impl Pusher {
     #[inline]
     fn publish(&mut self) -> usize {
         self.begun.tell();
-        match &mut self.units {
+        self.batch = self.sq.unpublished() as u64;
+        match self.units {
             // Before the entries: nobody sees more units given back than taken.
-            Units::Own { accepted, .. } => self.shared.accepted.store(*accepted, Ordering::Relaxed),
-            Units::Shared { spare, batch } => {
-                *batch = self.sq.unpublished() as u64;
-                if *spare > 0 {
-                    // Before the submitter may go: whoever sees that nobody is left must not wait for these.
-                    self.shared.return_units(mem::take(spare));
-                }
-            }
+            Units::Own => self.shared.accepted.store(self.sq.position(), Ordering::Relaxed),
+            // Before the submitter may go: whoever sees that nobody is left must not wait for these.
+            Units::Shared => self.untake_units(),
         }
         self.sq.publish()
     }
@@ -749,12 +749,8 @@ impl Pusher {
 
     /// Ends an open chain with its last entry so far, so that it can be submitted.
     pub(super) fn close_chain(&mut self) {
-        if mem::take(&mut self.open)
-            && let Some(mut last) = self.sq.unwrite()
-        {
-            last.flags.remove(EntryFlags::CHAINED);
-            let written = self.sq.write(last);
-            debug_assert!(written.is_ok(), "its place was just left");
+        if mem::take(&mut self.open) {
+            self.sq.amend(|last| last.flags.remove(EntryFlags::CHAINED));
         }
     }
 }
@@ -801,7 +797,8 @@ impl Submitter {
             controls,
             ring,
             sq,
-            units: Units::SHARED,
+            units: Units::Shared,
+            batch: 0,
             open: false,
             shares: Shares::default(),
             regions: Regions::default(),
@@ -812,7 +809,7 @@ impl Submitter {
     /// As if its last batch had been of so many entries.
     #[cfg(all(test, loom))]
     pub(crate) fn expect(&mut self, entries: u64) {
-        self.pusher.units = Units::Shared { spare: 0, batch: entries };
+        self.pusher.batch = entries;
     }
 
     #[cfg(all(test, not(loom)))]

@@ -15,7 +15,7 @@ use super::push::OpenChain;
 use super::shared::{Life, Shared};
 use super::stats::Stats;
 use crate::cqe::Cqe;
-use crate::spsc::Consumer;
+use crate::spsc::{Consumer, Entries};
 use crate::sync::{Ordering, fence};
 
 /// So often a waiter looks for completions before it looks at anything else: a microsecond or two.
@@ -83,27 +83,11 @@ impl Reaper {
 
     #[inline]
     pub(super) fn queue(&mut self) -> CompletionQueue<'_> {
-        CompletionQueue { reaper: self }
+        CompletionQueue { shared: &self.shared, entries: self.cq.entries() }
     }
 
     pub(super) fn completions(&mut self, held_back: usize) -> Completions<'_> {
         Completions { reaper: self, held_back }
-    }
-
-    /// Gives room back to the core, which may have completions waiting for it.
-    #[inline]
-    fn release(&mut self) {
-        if self.cq.release() > 0 {
-            // Pairs with the one of the core's doorbell: either we see the flag, or its last look at the CQ sees our room.
-            fence(Ordering::SeqCst);
-            if self.shared.overflowing.load(Ordering::Relaxed) {
-                self.shared.poller.ring_always();
-            }
-            if let Some(eventfd) = self.shared.eventfd.get() {
-                // Either we see what came meanwhile, or the core sees that the queue was empty.
-                eventfd.signal_if(|| self.cq.ready() > 0);
-            }
-        }
     }
 
     pub(super) fn eventfd(&mut self) -> io::Result<EventFd> {
@@ -224,7 +208,7 @@ impl Reaper {
             if self.shared.is_here()
                 && let Some(cqe) = self.cq.next()
             {
-                self.release();
+                drop(self.queue());
                 return Poll::Ready(Ok(cqe));
             }
             match self.look(1, held_back) {
@@ -251,13 +235,14 @@ impl Reaper {
 /// it gives the room of what it returned back.
 #[derive(Debug)]
 pub struct CompletionQueue<'ring> {
-    reaper: &'ring mut Reaper,
+    shared: &'ring Shared,
+    entries: Entries<'ring, Cqe>,
 }
 
 impl CompletionQueue<'_> {
     /// Completions ready to reap.
     pub fn len(&self) -> usize {
-        self.reaper.cq.ready()
+        self.entries.ready()
     }
 
     /// True if none is ready.
@@ -267,7 +252,7 @@ impl CompletionQueue<'_> {
 
     /// Most completions it holds. More wait, in order, with the poller.
     pub fn capacity(&self) -> usize {
-        self.reaper.cq.capacity()
+        self.entries.capacity()
     }
 }
 
@@ -276,14 +261,26 @@ impl Iterator for CompletionQueue<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Cqe> {
-        self.reaper.cq.next()
+        self.entries.next()
     }
 }
 
 impl Drop for CompletionQueue<'_> {
+    /// Gives room back to the core, which may have completions waiting for it.
     #[inline]
     fn drop(&mut self) {
-        self.reaper.release();
+        let CompletionQueue { shared, entries } = self;
+        if entries.release() > 0 {
+            // Pairs with the one of the core's doorbell: either we see the flag, or its last look at the CQ sees our room.
+            fence(Ordering::SeqCst);
+            if shared.overflowing.load(Ordering::Relaxed) {
+                shared.poller.ring_always();
+            }
+            if let Some(eventfd) = shared.eventfd.get() {
+                // Either we see what came meanwhile, or the core sees that the queue was empty.
+                eventfd.signal_if(|| entries.ready() > 0);
+            }
+        }
     }
 }
 

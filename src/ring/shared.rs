@@ -17,7 +17,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::Engine;
 use crate::fence::FenceInner;
 use crate::fork::Home;
-use crate::sync::{ArrayQueue, AtomicBool, AtomicU8, AtomicU64, AtomicUsize, OnceLock, Ordering};
+use crate::sync::{ArrayQueue, AtomicBool, AtomicU64, AtomicUsize, OnceLock, Ordering};
 
 /// Most fences on one entry.
 pub(crate) const MAX_FENCES: usize = 64;
@@ -35,15 +35,18 @@ pub(crate) const fn slots_of(capacity: u32) -> u32 {
 
 /// Whether a ring takes entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Life {
     Open,
     Closed,
     /// Its poller died.
     Dead,
-    /// This is a forked child of its process. Never stored.
+    /// This is a forked child of its process.
     Elsewhere,
 }
+
+/// What a ring's word has while it is not open: more than any home's number.
+const CLOSED: u32 = u32::MAX - 1;
+const DEAD: u32 = u32::MAX;
 
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
@@ -56,7 +59,8 @@ pub(crate) struct Shared {
     /// The same, stored after the completions are visible: `freed` is stored before, so that whoever reaps a completion
     /// finds its unit given back. Apart from what producers read at each push, which would wait for it.
     pub(crate) settled: CachePadded<AtomicU64>,
-    life: AtomicU8,
+    /// The home's number while the ring is open, so that one comparison tells that it is open and here.
+    life: AtomicU32,
     home: Home,
     /// A completion waits in its slot for room in the CQ: the reaper wakes the poller when it has made some. Apart from what
     /// producers read at each push.
@@ -96,14 +100,15 @@ pub(crate) struct LaneWord {
 
 impl Shared {
     pub(crate) fn new(engine: Engine, capacity: u32, poller: Arc<Doorbell>) -> Shared {
+        let home = Home::here();
         Shared {
             engine,
             capacity: u64::from(capacity),
             accepted: CachePadded::new(AtomicU64::new(0)),
             freed: CachePadded::new(AtomicU64::new(0)),
             settled: CachePadded::new(AtomicU64::new(0)),
-            life: AtomicU8::new(Life::Open as u8),
-            home: Home::here(),
+            life: AtomicU32::new(home.0),
+            home,
             overflowing: CachePadded::new(AtomicBool::new(false)),
             poller,
             reaper: Doorbell::new(),
@@ -129,10 +134,16 @@ impl Shared {
         }
         // Relaxed: nothing is handed over with it. Who is told that no more comes has looked at the queues by themselves.
         match self.life.load(Ordering::Relaxed) {
-            0 => Life::Open,
-            1 => Life::Closed,
-            _ => Life::Dead,
+            DEAD => Life::Dead,
+            CLOSED => Life::Closed,
+            _ => Life::Open,
         }
+    }
+
+    /// True if its life is [`Life::Open`].
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        Home(self.life.load(Ordering::Relaxed)).is_here()
     }
 
     /// False in a forked child of the ring's process.
@@ -141,8 +152,9 @@ impl Shared {
         self.home.is_here()
     }
 
-    pub(crate) fn set_life(&self, life: Life) {
-        self.life.fetch_max(life as u8, Ordering::Relaxed);
+    /// It was closed, or its poller died, which is said of a closed one too.
+    pub(crate) fn end(&self, dead: bool) {
+        self.life.fetch_max(if dead { DEAD } else { CLOSED }, Ordering::Relaxed);
     }
 
     /// Entries accepted whose last completion is not visible yet.
