@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::future::{EntryFuture, Route};
 use super::parts::{MAX_PARTS, NoList, PartList};
 use super::regions::Regions;
-use super::share::{Exhausted, Known, Shares};
+use super::share::{Exhausted, Known, Share, Shares};
 use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
-use crate::engine;
+use crate::engine::{self, Segment};
 use crate::entry::{Args, Entry, EntryFlags, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::region::{Begun, RegionInner, Slice};
@@ -312,6 +312,10 @@ impl Pusher {
             let sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered(region) };
             let fence = entry.fence.take();
             self.write(sqe, fence);
+            if entry.more_fences.capacity() == 0 {
+                // There is nothing to drop.
+                mem::forget(entry);
+            }
             return Ok(());
         }
         match self.lower(&entry) {
@@ -582,17 +586,17 @@ impl Pusher {
         self.shared.engine.segment(target).is_some_and(|segment| segment.is_stale())
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_share(&mut self, peer: u32) -> Result<(), Exhausted> {
         let Pusher { shared, shares, units, .. } = self;
-        let share = shares.of(peer, |peer| (shared.share(peer), shared.engine.segment(peer)));
+        let share = shares.of(peer, |peer| meet(shared, peer));
         let sole = matches!(units, Units::Own);
         share.take(shared.capacity, shared.has_one_segment(), sole)
     }
 
     fn untake_share(&mut self, peer: u32) {
         let Pusher { shared, shares, .. } = self;
-        shares.of(peer, |peer| (shared.share(peer), shared.engine.segment(peer))).untake();
+        shares.of(peer, |peer| meet(shared, peer)).untake();
     }
 
     fn give_share_back(&mut self, sqe: &Sqe) {
@@ -753,6 +757,12 @@ impl Pusher {
             self.sq.amend(|last| last.flags.remove(EntryFlags::CHAINED));
         }
     }
+}
+
+/// A peer's share, and the segment if it is one, for a producer that has not met it.
+#[cold]
+fn meet(shared: &Shared, peer: u32) -> (Arc<Share>, Option<Segment>) {
+    (shared.share(peer), shared.engine.segment(peer))
 }
 
 #[inline(never)]

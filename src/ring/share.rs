@@ -128,22 +128,21 @@ impl Shares {
     }
 
     /// A peer's share; `meet` finds or makes it, and the segment, the first time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(&mut self, target: u32, meet: impl FnOnce(u32) -> (Arc<Share>, Option<Segment>)) -> &mut Known {
         let at = place(target);
         if self.known(target).is_none() {
-            let (share, segment) = meet(target);
-            self.add(at, Known { share, segment, given_back: 0 });
+            self.add(at, meet(target));
         }
         self.known[at].as_mut().expect("it was there, or was added")
     }
 
     #[cold]
-    fn add(&mut self, at: usize, known: Known) {
+    fn add(&mut self, at: usize, (share, segment): (Arc<Share>, Option<Segment>)) {
         if self.known.len() <= at {
             self.known.resize_with(at + 1, || None);
         }
-        self.known[at] = Some(known);
+        self.known[at] = Some(Known { share, segment, given_back: 0 });
     }
 }
 
