@@ -587,10 +587,11 @@ fn region_unused_with_the_completion() {
         let peer = engine.open_here(engine.name(), false);
         let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &engine);
         let mut core = Core::new(ring.controls(), 0);
+        // Brings the ring.
+        core.turn(1);
         let entry = opcode::Read::new(region.slice(..1).unwrap(), peer.at(region.address() + 1)).build();
         ring.submission().push(entry).unwrap();
         ring.submit().unwrap();
-        core.turn(1);
         let poller = thread::spawn(move || {
             core.turn(2);
             poll_on(core);
