@@ -542,12 +542,17 @@ impl Gate {
             if !self.others.is_empty() {
                 self.others.remove(&Arc::as_ptr(&fence));
             }
-            self.done.push(fence);
+            match fence.kind {
+                // Before its entries' completions: an event that is free then can be recorded again by who sees them.
+                Kind::Polled(_) => drop(fence),
+                _ => self.done.push(fence),
+            }
         }
         self.free.push(registration);
     }
 
-    /// Lets go of fences that are done with: at the end of a turn, because whoever signalled one has its count's cache line.
+    /// Lets go of fences that are done with and that others have signalled: at the end of a turn, because who did has the count's
+    /// cache line.
     #[inline]
     pub(crate) fn drop_done(&mut self) {
         self.done.clear();

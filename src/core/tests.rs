@@ -268,6 +268,44 @@ impl fence::Polled for Asked {
     }
 }
 
+/// One that has signalled, and looks, when it is let go of, whether an entry's end can be seen.
+#[derive(Debug)]
+struct Reusable(Arc<Shared>, Arc<AtomicU32>);
+
+impl fence::Polled for Reusable {
+    fn poll(&self) -> FenceStatus {
+        FenceStatus::Signalled
+    }
+
+    fn group(&self) -> Option<(u64, u64)> {
+        None
+    }
+
+    fn least_interval(&self) -> u64 {
+        100
+    }
+}
+
+impl Drop for Reusable {
+    fn drop(&mut self) {
+        self.1.store(1 + self.0.settled.load(sync::Ordering::Relaxed) as u32, Relaxed);
+    }
+}
+
+/// An event is free before a completion says so: who sees that may record it again.
+#[test]
+fn a_polled_fence_is_let_go_of_before_its_entrys_end_is_seen() {
+    let mut setup = Setup::new(2, Sim::new(1));
+    let seen = Arc::<AtomicU32>::default();
+    let fence = crate::Fence::polled(Box::new(Reusable(Arc::clone(setup.ring.shared()), Arc::clone(&seen))));
+    setup.push(opcode::Wait::new().build().wait(&fence));
+    drop(fence);
+    (1..9).for_each(|now| _ = setup.core.turn(now << 20));
+    assert_eq!(setup.reap().len(), 1);
+    assert_eq!(seen.load(Relaxed), 1, "1 and the number of ends that were seen before");
+    setup.close();
+}
+
 /// Turns in which nothing is due look for input alone: whatever comes is dealt with by the next one, and so is what falls due.
 #[test]
 fn a_calm_core_sees_all_input() {
