@@ -1,6 +1,9 @@
 //! What happens to entries when a driver panics, turn by turn.
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::Context;
 use std::time::Duration;
 
 use super::*;
@@ -303,6 +306,32 @@ fn a_polled_fence_is_let_go_of_before_its_entrys_end_is_seen() {
     (1..9).for_each(|now| _ = setup.core.turn(now << 20));
     assert_eq!(setup.reap().len(), 1);
     assert_eq!(seen.load(Relaxed), 1, "1 and the number of ends that were seen before");
+    setup.close();
+}
+
+/// Looks, when it is woken, how many units are back.
+struct Waiting(Arc<Shared>, AtomicU32);
+
+impl std::task::Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.1.store(1 + self.0.freed.load(sync::Ordering::Relaxed) as u32, Relaxed);
+    }
+}
+
+/// Who is woken by a future may push at once.
+#[test]
+fn a_unit_is_back_before_its_future_is_told() {
+    let mut setup = Setup::new(2, Sim::new(1));
+    let waiting = Arc::new(Waiting(Arc::clone(setup.ring.shared()), AtomicU32::new(0)));
+    let waker = Arc::clone(&waiting).into();
+    let mut future = setup.ring.submission().push_future(opcode::Nop::new().build()).unwrap();
+    setup.ring.submit().unwrap();
+    let mut poll = || Pin::new(&mut future).poll(&mut Context::from_waker(&waker)).is_ready();
+    assert!(!poll());
+    setup.core.turn(1);
+    assert!(poll());
+    assert_eq!(waiting.1.load(Relaxed), 2, "1 and the number of units that are back");
+    drop(future);
     setup.close();
 }
 
