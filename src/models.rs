@@ -19,13 +19,13 @@ use loom::thread;
 use crate::core::{Controls, Core, Ending};
 use crate::doorbell::Doorbell;
 use crate::fence::{self, FenceStatus, Inbox, Node, NodeKey, recheck_barrier};
-use crate::region::{Region, RegionInner};
+use crate::region::{Region, RegionInner, Registered};
 use crate::ring::future::{self, Route};
 use crate::ring::shared::Shared;
 use crate::spsc::{self, Leftover};
 use crate::store::{Client, Memory};
 use crate::sync::Arc;
-use crate::{Cqe, CqeFlags, Engine, Ring, WaitError, opcode};
+use crate::{Cqe, CqeFlags, Engine, Ring, Segment, WaitError, opcode};
 
 /// Checks `model`, with at most so many preemptions in one execution unless the environment says otherwise.
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -578,17 +578,22 @@ fn region_unused() {
     });
 }
 
+/// A ring of so many entries that its core has met, a region of one byte and its peer.
+fn one_region(entries: u32) -> (Ring, Core, Registered, Segment) {
+    let engine = Engine::loopback();
+    let region = engine.register(Region::alloc(1).unwrap()).unwrap();
+    let peer = engine.open_here(engine.name(), false);
+    let ring = Ring::builder().idle(Duration::ZERO).without_poller(entries, &engine);
+    let mut core = Core::new(ring.controls(), 0);
+    core.turn(1);
+    (ring, core, region, peer)
+}
+
 /// A core counts uses that have ended by itself until it publishes their completions: whoever reaps one finds its use ended.
 #[test]
 fn region_unused_with_the_completion() {
     check(2, || {
-        let engine = Engine::loopback();
-        let region = engine.register(Region::alloc(1).unwrap()).unwrap();
-        let peer = engine.open_here(engine.name(), false);
-        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(1, &engine);
-        let mut core = Core::new(ring.controls(), 0);
-        // Brings the ring.
-        core.turn(1);
+        let (mut ring, mut core, region, peer) = one_region(1);
         let entry = opcode::Read::new(region.slice(..1).unwrap(), peer.at(region.address() + 1)).build();
         ring.submission().push(entry).unwrap();
         ring.submit().unwrap();
@@ -608,12 +613,7 @@ fn region_unused_with_the_completion() {
 #[test]
 fn region_uses_of_a_run() {
     check(3, || {
-        let engine = Engine::loopback();
-        let region = engine.register(Region::alloc(1).unwrap()).unwrap();
-        let peer = engine.open_here(engine.name(), false);
-        let mut ring = Ring::builder().idle(Duration::ZERO).without_poller(2, &engine);
-        let mut core = Core::new(ring.controls(), 0);
-        core.turn(1);
+        let (mut ring, mut core, region, peer) = one_region(2);
         let pusher = {
             let region = region.clone();
             thread::spawn(move || {

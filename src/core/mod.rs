@@ -543,7 +543,7 @@ impl Core {
             if sqe.starts_at_once() && !ring.is_draining() {
                 self.take_transfer(index, &sqe);
                 left -= self.take_transfers(index, left);
-            } else if nops && sqe.is_plain_nop() && !ring.is_draining() && !ring.has_room() {
+            } else if sqe.is_plain_nop() && !ring.is_draining() && !ring.has_room() {
                 self.take_ended_nop(index, &sqe);
             } else {
                 self.take_unit(index, sqe, Gather::Yes);
@@ -557,9 +557,8 @@ impl Core {
     fn take_ended_nop(&mut self, ring: u32, sqe: &Sqe) {
         let slot = self.take_slot(ring, sqe);
         let entry = &mut self.slots[slot];
-        (entry.issued, entry.landed) = (self.now, self.now);
-        (entry.res, entry.detail, entry.flags) = (0, 0, (Stage::Done.bits() >> 16) as u16);
-        entry.state = State::Waiting;
+        entry.issued = self.now;
+        entry.set_result(0, Stage::Done, 0, self.now);
         self.rings[ring as usize].as_mut().expect("its entry was taken").wait_for_room(&mut self.slots, slot);
     }
 
@@ -711,10 +710,7 @@ impl Core {
     #[inline(always)]
     fn end_inline(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
         let entry = &mut self.slots[slot];
-        entry.res = res;
-        entry.flags = (stage.bits() >> 16) as u16;
-        entry.detail = detail;
-        entry.landed = self.now;
+        entry.set_result(res, stage, detail, self.now);
         if !(entry.is_plain() && entry.quiet) {
             return self.untie(slot, stage);
         }
@@ -961,9 +957,7 @@ impl Core {
             if entry.state == State::Overdue {
                 (entry.notif, entry.res) = (true, 0);
             } else {
-                entry.res = -errno::ESHUTDOWN;
-                entry.flags = (Stage::Transfer.bits() >> 16) as u16;
-                entry.landed = self.now;
+                entry.set_result(-errno::ESHUTDOWN, Stage::Transfer, 0, self.now);
             }
             if quiet {
                 self.end_use(slot);
@@ -1024,16 +1018,15 @@ impl Core {
                     continue;
                 }
                 entry.notif = entry.state == State::Overdue;
-                entry.res = if entry.notif { 0 } else { -errno::EOWNERDEAD };
-                entry.detail = 0;
-                entry.landed = self.now;
-                let unquiet = if stopped { 0 } else { CqeFlags::UNQUIET.bits() as u16 };
-                entry.flags = (Stage::Shutdown.bits() >> 16) as u16 | unquiet;
+                let res = if entry.notif { 0 } else { -errno::EOWNERDEAD };
+                entry.set_result(res, Stage::Shutdown, 0, self.now);
+                if !stopped {
+                    entry.flags |= CqeFlags::UNQUIET.bits() as u16;
+                }
                 if entry.sqe.is_routed() {
                     self.post_now(slot);
                     continue;
                 }
-                entry.state = State::Waiting;
                 let ring = self.rings[index as usize].as_mut().expect("looked at above");
                 ring.wait_for_room(&mut self.slots, slot);
             }

@@ -27,7 +27,6 @@ impl RingState {
         }
         let waits = self.is_overflowing() && !slots[slot].sqe.is_routed();
         if waits || !self.post_now(slots, slot) {
-            slots[slot].state = State::Waiting;
             self.wait_for_room(slots, slot);
         }
     }

@@ -10,7 +10,7 @@ use super::cancel::Quiescing;
 use super::chain::Deferred;
 use super::index::Index;
 use super::met::Peers;
-use super::slots::{List, NONE, Slot, Slots};
+use super::slots::{List, NONE, Slot, Slots, State};
 use crate::Engine;
 use crate::code::Stage;
 use crate::cqe::Cqe;
@@ -554,7 +554,9 @@ impl RingState {
         }
     }
 
+    /// Lets a completion wait in its slot.
     pub(super) fn wait_for_room(&mut self, slots: &mut Slots, slot: u32) {
+        slots[slot].state = State::Waiting;
         self.waiting.push_back(slots, slot);
         // The barrier that pairs with the reaper's is the doorbell's, before the last look: either the reaper sees the flag, or that
         // look at the CQ sees its room.

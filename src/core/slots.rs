@@ -2,6 +2,7 @@
 
 use static_assertions::{const_assert, const_assert_eq};
 
+use crate::code::Stage;
 use crate::entry::EntryFlags;
 use crate::ring::shared::MAX_FENCES;
 use crate::sqe::Sqe;
@@ -75,6 +76,15 @@ impl Slot {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
+    }
+
+    /// Its result, which is known at `now`.
+    #[inline(always)]
+    pub(crate) fn set_result(&mut self, res: i32, stage: Stage, detail: i32, now: Nanos) {
+        self.res = res;
+        self.flags = (stage.bits() >> 16) as u16;
+        self.detail = detail;
+        self.landed = now;
     }
 }
 
@@ -357,14 +367,17 @@ mod tests {
         assert_eq!(slots.find(old), None);
     }
 
+    /// Four slots on a list.
+    fn four() -> (Slots, List) {
+        let (mut slots, mut list) = (Slots::default(), List::new());
+        slots.grow(4);
+        (0..4).for_each(|slot| list.push_back(&mut slots, slot));
+        (slots, list)
+    }
+
     #[test]
     fn lists_keep_order_and_lose_any_member() {
-        let mut slots = Slots::default();
-        slots.grow(4);
-        let mut list = List::new();
-        for slot in 0..4 {
-            list.push_back(&mut slots, slot);
-        }
+        let (mut slots, mut list) = four();
         list.remove(&mut slots, 0);
         list.remove(&mut slots, 2);
         list.remove(&mut slots, 3);
@@ -375,12 +388,7 @@ mod tests {
 
     #[test]
     fn lists_lose_their_first_members_at_once() {
-        let mut slots = Slots::default();
-        slots.grow(4);
-        let mut list = List::new();
-        for slot in 0..4 {
-            list.push_back(&mut slots, slot);
-        }
+        let (mut slots, mut list) = four();
         list.remove_through(&mut slots, 1);
         list.remove(&mut slots, 2);
         assert_eq!(list.front(), Some(3));

@@ -1,6 +1,5 @@
 //! What happens to entries when a driver panics, turn by turn.
 
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::Context;

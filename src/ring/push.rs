@@ -519,7 +519,7 @@ impl Pusher {
             && let Err(Exhausted { limit, overdue }) = self.take_share(peer)
         {
             self.let_go(&mut sqe);
-            let segment = self.shared.engine.peer_name(peer).unwrap_or_default().into();
+            let segment = self.peer_name(peer);
             return Err(match overdue {
                 true => Refusal::SegmentOverdue { segment, limit },
                 false => Refusal::SegmentShare { segment, limit },
@@ -569,9 +569,15 @@ impl Pusher {
             return Err(Refusal::ForeignSegment(engine::segment_name(remote)));
         }
         if self.is_stale(remote.target) {
-            return Err(Refusal::StaleSegment(engine::segment_name(remote)));
+            return Err(Refusal::StaleSegment(self.peer_name(remote.target)));
         }
         Ok(())
+    }
+
+    /// What a peer of the ring's engine is called.
+    #[cold]
+    fn peer_name(&self, peer: u32) -> Box<str> {
+        self.shared.engine.peer_name(peer).unwrap_or_default().into()
     }
 
     /// True if the segment was reopened since.
@@ -594,12 +600,11 @@ impl Pusher {
         share.take(shared.capacity, shared.has_one_segment(), sole)
     }
 
-    fn untake_share(&mut self, peer: u32) {
-        let Pusher { shared, shares, .. } = self;
-        shares.of(peer, |peer| meet(shared, peer)).untake();
+    fn untake_share(&self, peer: u32) {
+        self.shares.known(peer).expect("a unit of it was taken").untake();
     }
 
-    fn give_share_back(&mut self, sqe: &Sqe) {
+    fn give_share_back(&self, sqe: &Sqe) {
         if let Some(target) = sqe.peer() {
             self.untake_share(target);
         }
@@ -618,7 +623,7 @@ impl Pusher {
                     self.check(transfer)?;
                     target = list[0].remote.target;
                     if transfer.remote.target != target {
-                        let segment = engine::segment_name(&transfer.remote);
+                        let segment = self.peer_name(transfer.remote.target);
                         return Err(Refusal::OtherSegment { part: part as u32, segment });
                     }
                 }
