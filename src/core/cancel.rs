@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::index::Index;
 use super::slots::{Slot, State};
-use super::{BUDGET, Core};
+use super::{Core, RELEASE_BUDGET};
 use crate::code::{Stage, errno};
 use crate::cqe::{Cqe, CqeFlags};
 use crate::fence::FenceInner;
@@ -251,7 +251,7 @@ impl Core {
         let mut any = false;
         let mut settled = false;
         let (mut at_gate, mut with_transport) = (0, 0);
-        for _ in 0..BUDGET / 2 {
+        for _ in 0..RELEASE_BUDGET {
             let Some((_, slot)) = self.timers.first().filter(|&(due, _)| due <= self.now) else { break };
             any = true;
             let limited = match self.slots[slot].state {

@@ -56,8 +56,10 @@ use ring::RingState;
 use slots::{NONE, Slots, State};
 use timers::Timers;
 
-/// Most entries taken or posted for one ring in one turn. Half as many are released or expire, which costs more each.
+/// Most entries taken or posted for one ring in one turn.
 pub(crate) const BUDGET: u32 = 128;
+/// Most entries released, and most that expire, in one turn: each costs more.
+const RELEASE_BUDGET: u32 = BUDGET / 2;
 /// How long after the last work the poller spins before it yields.
 const SPIN: Nanos = 5_000;
 /// A moment nearer than this is yielded for: a sleep would overshoot it.
@@ -639,7 +641,7 @@ impl Core {
 
     fn release_some(&mut self) -> bool {
         let mut any = false;
-        for _ in 0..BUDGET / 2 {
+        for _ in 0..RELEASE_BUDGET {
             let Some(Released { slot, failure }) = self.gate.release_one() else { break };
             any = true;
             if let Some(why) = failure {

@@ -476,29 +476,27 @@ impl RingState {
 
     /// An entry has its result, and the transport still has it.
     pub(super) fn add_overdue(&mut self, peer: u32) {
-        let peer = &mut self.peers[peer];
-        peer.share.add_overdue();
-        peer.counts.overdue += 1;
-        if peer.counts.overdue == 1 {
-            let _target = peer.target;
-            event!(WARN, ring = self.number, peer = self.name_of(_target), "peer has an overdue entry");
+        let met = &mut self.peers[peer];
+        met.share.add_overdue();
+        met.counts.overdue += 1;
+        if met.counts.overdue == 1 {
+            event!(WARN, ring = self.number, peer = self.name_of(peer), "peer has an overdue entry");
         }
     }
 
     /// The transport has let go of such an entry.
     pub(super) fn remove_overdue(&mut self, peer: u32) {
-        let peer = &mut self.peers[peer];
-        peer.share.remove_overdue();
-        peer.counts.overdue -= 1;
-        if peer.counts.overdue == 0 {
-            let _target = peer.target;
-            event!(INFO, ring = self.number, peer = self.name_of(_target), "peer has no overdue entry any more");
+        let met = &mut self.peers[peer];
+        met.share.remove_overdue();
+        met.counts.overdue -= 1;
+        if met.counts.overdue == 0 {
+            event!(INFO, ring = self.number, peer = self.name_of(peer), "peer has no overdue entry any more");
         }
     }
 
     #[cfg(feature = "tracing")]
-    fn name_of(&self, target: u32) -> String {
-        self.engine().segment(target).map(|segment| segment.name().to_owned()).unwrap_or_default()
+    fn name_of(&self, peer: u32) -> String {
+        self.engine().segment(self.peers[peer].target).map(|segment| segment.name().to_owned()).unwrap_or_default()
     }
 
     /// Counts an entry that came off a queue, and finds its peer.

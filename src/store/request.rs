@@ -1,7 +1,7 @@
 //! What an entry asks of a Store: an operation, a key, and where in local memory the object's bytes are.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::client::ClientInner;
 use crate::region::{RegionInner, Slice};
@@ -25,9 +25,10 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     /// The key, and a zero byte.
     key: Box<str>,
-    /// Where the object's bytes are, one slice after the other. While the entry is with a ring, each one's region has a use
-    /// begun by it.
+    /// Where the object's bytes are, one slice after the other.
     slices: Box<[Slice]>,
+    /// Each one's region, found when a ring accepts the entry. While it is with the ring, each has a use begun by it.
+    regions: OnceLock<Box<[Arc<RegionInner>]>>,
 }
 
 /// Why a request cannot be used.
@@ -44,7 +45,7 @@ impl Request {
         let mut key = String::from(key);
         key.push('\0');
         let key = key.into();
-        Arc::new(Request { client, kind, key, slices })
+        Arc::new(Request { client, kind, key, slices, regions: OnceLock::new() })
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -70,33 +71,36 @@ impl Request {
     pub(crate) fn begin_uses(&self) -> Result<(), Unusable> {
         // Over the uses' begin: a region that is taken from the Store has none.
         let registered = self.client.registered();
-        for (at, slice) in self.slices.iter().enumerate() {
-            let usable = match registered.iter().find(|known| known.number == slice.region) {
-                Some(region) if region.begin_use() => Ok(()),
-                Some(_) => Err(Unusable::Unregistered(slice.memory())),
-                None => Err(Unusable::NotInStore(slice.memory())),
+        let mut begun = Vec::with_capacity(self.slices.len());
+        for slice in &self.slices {
+            let refused = match registered.iter().find(|known| known.number == slice.region) {
+                Some(region) if region.begin_use() => {
+                    begun.push(Arc::clone(region));
+                    continue;
+                }
+                Some(_) => Unusable::Unregistered(slice.memory()),
+                None => Unusable::NotInStore(slice.memory()),
             };
-            if usable.is_err() {
-                self.regions(at).for_each(|region| region.end_use());
-                return usable;
-            }
+            begun.iter().for_each(|region| region.end_use());
+            return Err(refused);
         }
+        // A ring that could not take the entry may have found them before: a number names one region for ever.
+        self.regions.get_or_init(|| begun.into());
         Ok(())
     }
 
     pub(crate) fn end_uses(&self) {
-        self.regions(self.slices.len()).for_each(|region| region.end_use());
+        self.regions().for_each(|region| region.end_use());
     }
 
     /// True if a slice is in the region at `address`.
     pub(crate) fn uses_region(&self, address: u64) -> bool {
-        self.regions(self.slices.len()).any(|region| region.memory.address == address)
+        self.regions().any(|region| region.memory.address == address)
     }
 
-    /// Those of the first slices, which have a use begun, so that the engine has them.
-    fn regions(&self, first: usize) -> impl Iterator<Item = Arc<RegionInner>> {
-        let region = |slice: &Slice| self.client.engine.region(slice.region).expect("it is in use");
-        self.slices[..first].iter().map(region)
+    /// The slices' regions, once uses of them are begun.
+    fn regions(&self) -> impl Iterator<Item = &RegionInner> {
+        self.regions.get().into_iter().flatten().map(Arc::as_ref)
     }
 }
 
