@@ -51,7 +51,7 @@ pub struct Entry {
     pub(crate) more_fences: Vec<Fence>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     pub(crate) local: Slice,
     pub(crate) remote: Place,
@@ -93,6 +93,23 @@ pub(crate) enum Other {
     Parts(Box<Parts>),
     /// What a Store is asked.
     Store(Arc<Request>),
+}
+
+/// What an entry is about that owns nothing.
+pub(crate) enum Numbers {
+    Transfer(Transfer),
+    Values { local: u64, remote: u64 },
+}
+
+impl Numbers {
+    /// An entry's, with them.
+    #[inline]
+    pub(crate) fn payload(self) -> Payload {
+        match self {
+            Numbers::Transfer(transfer) => Payload::Transfer(transfer),
+            Numbers::Values { local, remote } => Payload::Other(Other::Values { local, remote, target: None }),
+        }
+    }
 }
 
 /// The parts of a vectored entry.
@@ -149,56 +166,52 @@ impl Entry {
     #[inline]
     pub(crate) fn new(op: Opcode, args: Args) -> Entry {
         let Args { op_flags, len, local, remote } = args;
-        let payload = Payload::Other(Other::Values { local, remote, target: None });
-        Entry {
-            op,
-            flags: EntryFlags::empty(),
-            op_flags,
-            len,
-            user_data: 0,
-            payload,
-            limits: [0; 2],
-            fence: None,
-            more_fences: vec![],
+        Entry::about(op, op_flags, len, Payload::Other(Other::Values { local, remote, target: None }))
+    }
+
+    /// One without fences, limits or flags.
+    #[inline]
+    pub(crate) fn about(op: Opcode, op_flags: u16, len: u32, payload: Payload) -> Entry {
+        let flags = EntryFlags::empty();
+        Entry { op, flags, op_flags, len, user_data: 0, payload, limits: [0; 2], fence: None, more_fences: vec![] }
+    }
+
+    /// The numbers of an entry that owns nothing but a fence, if it has one: no limit, no list. So there is nothing else to it that
+    /// does not fit into an SQE, or that would have to be dropped.
+    #[inline]
+    pub(crate) fn numbers(&self) -> Option<Numbers> {
+        if self.more_fences.capacity() > 0 || self.limits != [0; 2] {
+            return None;
+        }
+        match &self.payload {
+            Payload::Transfer(transfer) => Some(Numbers::Transfer(transfer.clone())),
+            &Payload::Other(Other::Values { local, remote, target: None }) => Some(Numbers::Values { local, remote }),
+            Payload::Other(_) => None,
         }
     }
 
-    /// The numbers of an entry that owns nothing: no fence, no limit, no range, no list.
-    #[inline]
-    pub(crate) fn numbers(&self) -> Option<(u64, u64)> {
-        match self.payload {
-            Payload::Other(Other::Values { local, remote, target: None }) => {
-                let alone = self.fence.is_none() && self.more_fences.capacity() == 0 && self.limits == [0; 2];
-                alone.then_some((local, remote))
-            }
-            _ => None,
-        }
-    }
-
-    /// True if it has one fence at most, and no limit: nothing that does not fit into an SQE.
-    #[inline]
+    /// True if it has one fence at most, and no limit.
     pub(crate) fn needs_no_side(&self) -> bool {
         self.more_fences.is_empty() && self.limits == [0; 2]
     }
 
     pub(crate) fn vectored(op: Opcode, parts: Parts) -> Entry {
-        Entry { payload: Payload::Other(Other::Parts(Box::new(parts))), ..Entry::new(op, Args::default()) }
+        Entry::about(op, 0, 0, Payload::Other(Other::Parts(Box::new(parts))))
     }
 
     #[inline]
     pub(crate) fn transfer(op: Opcode, local: Slice, remote: Remote) -> Entry {
-        let args = Args { op_flags: remote.more(local.len), ..Args::default() };
-        let transfer = Transfer { local, remote: remote.place };
-        Entry { payload: Payload::Transfer(transfer), ..Entry::new(op, args) }
+        let op_flags = remote.more(local.len);
+        Entry::about(op, op_flags, 0, Payload::Transfer(Transfer { local, remote: remote.place }))
     }
 
     pub(crate) fn store(op: Opcode, request: Arc<Request>) -> Entry {
-        Entry { payload: Payload::Other(Other::Store(request)), ..Entry::new(op, Args::default()) }
+        Entry::about(op, 0, 0, Payload::Other(Other::Store(request)))
     }
 
     pub(crate) fn message(target: Messages, user_data: u64, res: u32) -> Entry {
         let payload = Payload::Other(Other::Values { local: user_data, remote: 0, target: Some(target) });
-        Entry { payload, ..Entry::new(Opcode::MsgRing, Args { len: res, ..Args::default() }) }
+        Entry::about(Opcode::MsgRing, 0, res, payload)
     }
 
     /// Adds flags: links, drains, no completion on success.

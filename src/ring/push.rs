@@ -1,6 +1,7 @@
 //! Pushing: from an entry to one cache line in a queue, or back to the caller.
 
 use std::mem;
+use std::num::NonZeroU64;
 use std::ptr;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::share::{Exhausted, Known, Share, Shares};
 use super::shared::{CANCEL_RESERVE, LaneWord, Life, Shared};
 use crate::core::{Control, Controls};
 use crate::engine::{self, Segment};
-use crate::entry::{Args, Entry, EntryFlags, Other, Parts, Payload, Transfer};
+use crate::entry::{Entry, EntryFlags, Numbers, Other, Parts, Payload, Transfer};
 use crate::fence::{Fence, FenceInner, Kind, Progress};
 use crate::region::{Begun, RegionInner, Slice};
 use crate::spsc::{self, Leftover, Producer};
@@ -288,36 +289,30 @@ impl Pusher {
     /// Accepts the entry, unpublished, or gives it back. Always in its caller, where what is known of the entry goes from
     /// registers into the queue.
     #[inline(always)]
-    pub(super) fn push(&mut self, entry: Entry) -> Result<(), PushError> {
-        let Some((local, remote)) = entry.numbers() else { return self.push_owning(entry) };
+    pub(super) fn push(&mut self, mut entry: Entry) -> Result<(), PushError> {
+        let Some(numbers) = entry.numbers() else { return self.push_owning(entry) };
+        let fence = entry.fence.take();
         let &Entry { op, flags, op_flags, len, user_data, .. } = &entry;
         // There is nothing to drop.
         mem::forget(entry);
-        if self.shared.is_open() && self.take_unit() {
-            self.write(Sqe { op, flags, op_flags, len, user_data, local, remote, ..Sqe::EMPTY }, None);
+        let lowered = match &numbers {
+            Numbers::Transfer(transfer) => self.take_transfer(transfer).map(|region| transfer.lowered(region)),
+            &Numbers::Values { local, remote } => {
+                let taken = self.shared.is_open() && self.take_unit();
+                taken.then_some(Sqe { len, local, remote, ..Sqe::EMPTY })
+            }
+        };
+        if let Some(sqe) = lowered {
+            self.write(Sqe { op, flags, op_flags, user_data, ..sqe }, fence);
             return Ok(());
         }
         // Made anew from its numbers, so that it is in memory here only.
-        self.push_owning(Entry { flags, user_data, ..Entry::new(op, Args { op_flags, len, local, remote }) })
+        self.push_owning(Entry { flags, user_data, fence, ..Entry::about(op, op_flags, len, numbers.payload()) })
     }
 
     /// The same for any entry. Apart, because an SQE that is looked at and taken back is built in memory, not in registers.
     #[inline(never)]
     fn push_owning(&mut self, mut entry: Entry) -> Result<(), PushError> {
-        if let Payload::Transfer(transfer) = &entry.payload
-            && entry.needs_no_side()
-            && let Some(region) = self.take_transfer(transfer)
-        {
-            let &Entry { op, flags, op_flags, user_data, .. } = &entry;
-            let sqe = Sqe { op, flags, op_flags, user_data, ..transfer.lowered(region) };
-            let fence = entry.fence.take();
-            self.write(sqe, fence);
-            if entry.more_fences.capacity() == 0 {
-                // There is nothing to drop.
-                mem::forget(entry);
-            }
-            return Ok(());
-        }
         match self.lower(&entry) {
             Ok(sqe) => {
                 let fence = entry.fence.take();
@@ -433,20 +428,22 @@ impl Pusher {
         }
     }
 
-    /// Takes what a transfer needs, unless something is in the way: then [`lower`](Self::lower) finds out what. Its region, with a
-    /// use begun.
-    #[inline]
+    /// Takes what a transfer to a segment needs that was met, unless something is in the way: then [`lower`](Self::lower) finds
+    /// out what. Its region, with a use begun.
+    #[inline(always)]
     fn take_transfer(&mut self, transfer: &Transfer) -> Option<*const RegionInner> {
-        if !self.shared.is_open() || self.check(transfer).is_err() || !self.take_unit() {
+        let Transfer { local, remote } = transfer;
+        let engine = self.shared.engine.id();
+        let usable = local.engine() == engine && remote.engine() == engine;
+        if !usable || !self.shared.is_open() || check_range(local.len, remote.address).is_err() || !self.take_unit() {
             return None;
         }
-        let target = transfer.remote.target;
-        if self.take_share(target).is_ok() {
-            let region = self.begin_use(&transfer.local);
+        if self.take_met_share(remote.target) {
+            let region = self.begin_use(local);
             if region.is_some() {
                 return region;
             }
-            self.untake_share(target);
+            self.untake_share(remote.target);
         }
         self.untake_units();
         None
@@ -455,12 +452,12 @@ impl Pusher {
     /// Begins a use of the region that a slice of the ring's engine is of; `None` if that is unregistered.
     #[inline]
     fn begin_use(&mut self, slice: &Slice) -> Option<*const RegionInner> {
-        self.begun.again(slice.region).or_else(|| self.begin_other(slice))
+        self.begun.again(slice.region).or_else(|| self.begin_other(slice.region))
     }
 
     #[inline(never)]
-    fn begin_other(&mut self, slice: &Slice) -> Option<*const RegionInner> {
-        let region = self.regions.of(slice.region, &self.shared.engine)?;
+    fn begin_other(&mut self, region: NonZeroU64) -> Option<*const RegionInner> {
+        let region = self.regions.of(region, &self.shared.engine)?;
         self.begun.begin(region)
     }
 
@@ -598,6 +595,14 @@ impl Pusher {
         let share = shares.of(peer, |peer| meet(shared, peer));
         let sole = matches!(units, Units::Own);
         share.take(shared.capacity, shared.has_one_segment(), sole)
+    }
+
+    /// The same of a segment that is not stale and that was met.
+    #[inline(always)]
+    fn take_met_share(&mut self, target: u32) -> bool {
+        let Pusher { shared, shares, units, .. } = self;
+        let Some(share) = shares.known_mut(target).filter(|share| !share.is_stale()) else { return false };
+        share.take(shared.capacity, shared.has_one_segment(), matches!(units, Units::Own)).is_ok()
     }
 
     fn untake_share(&self, peer: u32) {

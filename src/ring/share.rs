@@ -70,17 +70,26 @@ impl Known {
     /// other producer, so it needs no exchange.
     #[inline]
     pub(crate) fn take(&mut self, capacity: u64, alone: bool, sole: bool) -> Result<(), Exhausted> {
+        if !sole {
+            return self.take_beside_others(capacity, alone);
+        }
+        let taken = self.share.taken.load(Ordering::Relaxed);
+        if !alone {
+            self.check(taken, capacity)?;
+        }
+        self.share.taken.store(taken + 1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn take_beside_others(&mut self, capacity: u64, alone: bool) -> Result<(), Exhausted> {
         let mut taken = self.share.taken.load(Ordering::Relaxed);
         loop {
             if !alone {
                 self.check(taken, capacity)?;
             }
-            let count = &self.share.taken;
-            if sole {
-                count.store(taken + 1, Ordering::Relaxed);
-                return Ok(());
-            }
-            match count.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed) {
+            let took = self.share.taken.compare_exchange_weak(taken, taken + 1, Ordering::Relaxed, Ordering::Relaxed);
+            match took {
                 Ok(_) => return Ok(()),
                 Err(now) => taken = now,
             }
@@ -88,7 +97,7 @@ impl Known {
     }
 
     /// Whether there is room for one more than `taken`.
-    #[inline]
+    #[inline(never)]
     fn check(&mut self, taken: u64, capacity: u64) -> Result<(), Exhausted> {
         let overdue = self.share.overdue.load(Ordering::Relaxed) > 0;
         let limit = if overdue { capacity / 8 } else { capacity * 3 / 4 }.max(1);
@@ -125,6 +134,12 @@ impl Shares {
     #[inline]
     pub(crate) fn known(&self, target: u32) -> Option<&Known> {
         self.known.get(place(target))?.as_ref()
+    }
+
+    /// The same, to take a unit of.
+    #[inline]
+    pub(crate) fn known_mut(&mut self, target: u32) -> Option<&mut Known> {
+        self.known.get_mut(place(target))?.as_mut()
     }
 
     /// A peer's share; `meet` finds or makes it, and the segment, the first time.
