@@ -335,7 +335,7 @@ impl Ended {
     /// Ends a use.
     ///
     /// # Safety
-    /// It was begun, and is nobody else's to end. The region's engine lives until it is told.
+    /// It was begun, and is nobody else's to end, or `region` is null. The region's engine lives until it is told.
     #[inline]
     pub(crate) unsafe fn end(&mut self, region: *const RegionInner) {
         if self.region != region {
@@ -350,9 +350,9 @@ impl Ended {
     pub(crate) fn tell(&mut self) {
         let count = mem::take(&mut self.count);
         let region = mem::replace(&mut self.region, ptr::null());
-        if count > 0 {
-            // SAFETY: its engine does not let go of it while these uses are not ended.
-            unsafe { &*region }.end_uses(count);
+        // SAFETY: its engine does not let go of it while these uses are not ended.
+        if let Some(region) = unsafe { region.as_ref() } {
+            region.end_uses(count);
         }
     }
 }

@@ -369,9 +369,7 @@ impl Core {
                     if let Some(place) = self.place_of(ring)
                         && self.take_all(place)
                     {
-                        let count = self.cancel_matching(place, None, op_flags, key).0;
-                        self.ring(place).tell_ended();
-                        reply.give(count);
+                        reply.give(self.cancel_matching(place, None, op_flags, key).0);
                     }
                 }
                 Control::Quiesce { ring, select, reply } => {
@@ -703,29 +701,10 @@ impl Core {
         }
     }
 
-    /// The same, and what follows is the caller's.
+    /// The same, and what follows is the caller's. The entry lets go of all that it was tied to, and is posted.
     fn end(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
-        self.end_inline(slot, res, stage, detail)
-    }
-
-    /// The same, always in its caller: to call it, and what it calls, was a quarter of what the end of a Read took.
-    #[inline(always)]
-    fn end_inline(&mut self, slot: u32, res: i32, stage: Stage, detail: i32) -> Option<Step> {
         let entry = &mut self.slots[slot];
         entry.set_result(res, stage, detail, self.now);
-        if !(entry.is_plain() && entry.quiet) {
-            return self.untie(slot, stage);
-        }
-        let ring = self.rings[entry.ring as usize].as_mut().expect("a ring outlives its entries");
-        ring.running -= 1;
-        ring.post_slot(&mut self.slots, slot);
-        None
-    }
-
-    /// An entry that has ended, with its result in its slot, lets go of all that it was tied to, and is posted.
-    #[inline(never)]
-    fn untie(&mut self, slot: u32, stage: Stage) -> Option<Step> {
-        let entry = &mut self.slots[slot];
         // Of a Timeout only its own span is done: a limit that passed is a failure as anybody's.
         let ran_out = entry.res == -errno::ETIME && stage == Stage::Done;
         let expected = ran_out && entry.sqe.op_flags & op_flags::ETIME_SUCCESS != 0;
@@ -791,13 +770,10 @@ impl Core {
         }
     }
 
-    #[inline]
     fn land(&mut self, event: Event) {
         let (Event::Result { op, .. } | Event::Quiet { op, .. }) = event;
         let Some(slot) = self.slots.find(op) else { return };
-        if self.slots[slot].is_plain() {
-            self.land_alone(slot, event);
-        } else if self.slots[slot].sqe.op.is_vectored() {
+        if self.slots[slot].sqe.op.is_vectored() {
             self.land_part(slot, event);
         } else if self.slots.member(slot).merged != NONE {
             self.land_merged(slot, event);
@@ -806,11 +782,10 @@ impl Core {
         }
     }
 
-    #[inline]
     fn land_alone(&mut self, slot: u32, event: Event) {
         match event {
             Event::Result { res, stage, detail, quiet, .. } => {
-                if !self.slots[slot].is_plain() && std::mem::take(&mut self.slots.member(slot).detached) {
+                if std::mem::take(&mut self.slots.member(slot).detached) {
                     // Its result is known, and this is its end.
                     self.left_flight(slot);
                     if quiet {
@@ -824,9 +799,7 @@ impl Core {
                 self.slots[slot].quiet = quiet;
                 self.left_flight(slot);
                 let (stage, detail) = if res < 0 { (stage, detail) } else { (Stage::Done, 0) };
-                if let Some(step) = self.end_inline(slot, res, stage, detail) {
-                    self.steps.push_back(step);
-                }
+                self.conclude(slot, res, stage, detail);
             }
             Event::Quiet { detail, .. } => self.quieten(slot, detail),
         }

@@ -110,18 +110,20 @@ impl Core {
 
     /// An operation is not with the transport any more, or only for a while that the entry does not wait for. Its peer hears of it
     /// in [`tell_left`](Self::tell_left).
-    #[inline]
     pub(super) fn left_flight(&mut self, slot: u32) {
-        let entry = &self.slots[slot];
-        let peer = (entry.ring, entry.peer);
-        if !entry.is_plain() && std::mem::take(&mut self.slots.member(slot).rides) {
-            return;
+        if !std::mem::take(&mut self.slots.member(slot).rides) {
+            let entry = &self.slots[slot];
+            self.count_left((entry.ring, entry.peer), 1);
         }
+    }
+
+    /// So many operations to a ring's peer have left the transport.
+    fn count_left(&mut self, peer: (u32, u32), count: u32) {
         if self.left.0 != peer {
             self.tell_left();
             self.left.0 = peer;
         }
-        self.left.1 += 1;
+        self.left.1 += count;
     }
 
     /// Gives the peer of operations that have left, one after the other, the room that they had.
@@ -401,11 +403,32 @@ impl Core {
     /// Between the transport's word and any notice of it: the place for a device's flush, once per turn.
     fn land_all(&mut self) {
         let mut events = std::mem::take(&mut self.events);
-        for &event in &events {
-            self.land(event);
+        let mut rest = &events[..];
+        while let [event, others @ ..] = rest {
+            rest = match self.land_run(rest) {
+                0 => {
+                    self.land(*event);
+                    others
+                }
+                run => &rest[run..],
+            };
         }
         self.tell_left();
         events.clear();
         self.events = events;
+    }
+
+    /// Lands the events at the front that are ends of plain entries, well and quiet, of one ring and one peer: most are, and for
+    /// these [`land`](Self::land) would do the same again and again. How many.
+    fn land_run(&mut self, events: &[Event]) -> usize {
+        let Some(&Event::Result { op, .. }) = events.first() else { return 0 };
+        let Some(first) = self.slots.find(op) else { return 0 };
+        let of = (self.slots[first].ring, self.slots[first].peer);
+        let ring = self.rings[of.0 as usize].as_mut().expect("a ring outlives its entries");
+        let count = ring.post_run(&mut self.slots, of, events, self.now);
+        if count > 0 {
+            self.count_left(of, count as u32);
+        }
+        count
     }
 }

@@ -26,14 +26,14 @@ use crate::trace::event;
 use crate::transport::Nanos;
 
 /// Completions are published at the end of a turn, and after so many.
-const PUBLISH_EVERY: usize = 64;
+pub(super) const PUBLISH_EVERY: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct RingState {
     /// The one that its ends name it by.
     pub(super) number: u32,
     sq: Consumer<Sqe>,
-    cq: Producer<Cqe>,
+    pub(super) cq: Producer<Cqe>,
     /// Submitters' lanes, by number.
     lanes: Vec<Option<Lane>>,
     /// What is left of the word taken last.
@@ -56,7 +56,7 @@ pub(super) struct RingState {
     /// Slots whose completion found the CQ full, in order.
     waiting: List,
     /// Uses of regions that ended since the last publish.
-    ended: Ended,
+    pub(super) ended: Ended,
     /// Units of capacity given back, ever.
     freed: u64,
     /// Counts of entries without a peer.
@@ -216,15 +216,6 @@ impl RingState {
     /// Ends the uses of regions that an entry has begun.
     pub(super) fn end_use(&self, sqe: &mut Sqe) {
         sqe.end_use(Some(&self.shared.lists));
-    }
-
-    /// Ends the use of a region that a Read or Write has begun, when its completion is published.
-    #[inline]
-    pub(super) fn end_use_with_completion(&mut self, sqe: &mut Sqe) {
-        if let Some(region) = sqe.take_region() {
-            // SAFETY: the use was begun at push, and the entry had it. The ring keeps the engine longer than this.
-            unsafe { self.ended.end(region) };
-        }
     }
 
     /// Nobody is told of an entry's end before the use of its region has ended.
@@ -459,16 +450,15 @@ impl RingState {
     }
 
     #[inline]
-    fn give_back_units(&mut self, count: u64) {
+    pub(super) fn give_back_units(&mut self, count: u64) {
         self.freed += count;
         self.stirred |= count > 0;
     }
 
     /// An entry has ended for good; `silent`: without a completion. Called as [`give_back_unit`](Self::give_back_unit).
-    #[inline(always)]
     pub(super) fn give_back(&mut self, entry: &Slot, silent: bool) {
         if entry.peer != NONE {
-            self.peers[entry.peer].share.give_back();
+            self.peers[entry.peer].share.give_back(1);
         }
         self.count_end(entry, silent);
         self.give_back_unit();

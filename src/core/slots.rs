@@ -253,6 +253,20 @@ impl Slots {
         self.free.push(index);
     }
 
+    /// Frees the slot that a token names, if its entry is plain, with the transport, and of this ring and peer. What the entry had
+    /// can be read there until the next is taken.
+    #[inline]
+    pub(crate) fn release_plain(&mut self, token: Token, of: (u32, u32)) -> Option<&Slot> {
+        let slot = self.slots.get_mut(token.slot() as usize)?;
+        let named = slot.plain && slot.state == State::Issued && token.is_of(slot.sequence);
+        if !named || (slot.ring, slot.peer) != of {
+            return None;
+        }
+        slot.state = State::Free;
+        self.free.push(token.slot());
+        Some(slot)
+    }
+
     #[inline]
     pub(crate) fn token(&self, index: u32) -> Token {
         Token::new(index, self.slots[index as usize].sequence)
@@ -260,10 +274,10 @@ impl Slots {
 
     /// The slot that a token names, if it still is that entry's.
     #[inline]
-    pub(crate) fn find(&mut self, token: Token) -> Option<u32> {
+    pub(crate) fn find(&self, token: Token) -> Option<u32> {
         let index = token.slot();
         let slot = self.slots.get(index as usize)?;
-        (slot.state != State::Free && self.token(index).generation() == token.generation()).then_some(index)
+        (slot.state != State::Free && token.is_of(slot.sequence)).then_some(index)
     }
 
     /// The slots in use, by number.
@@ -365,6 +379,28 @@ mod tests {
         slots[again].state = State::Issued;
         assert_eq!(again, slot);
         assert_eq!(slots.find(old), None);
+    }
+
+    #[test]
+    fn a_run_takes_nothing_but_what_was_issued_to_its_peer() {
+        let mut slots = Slots::default();
+        slots.grow(2);
+        let transfer = |slots: &mut Slots, state| {
+            let slot = slots.take_started(1, &Sqe::EMPTY, 2, 3);
+            slots[slot].state = state;
+            slots.token(slot)
+        };
+        let issued = transfer(&mut slots, State::Issued);
+        assert!(slots.release_plain(issued, (1, 3)).is_none() && slots.release_plain(issued, (0, 2)).is_none());
+        assert_eq!(slots.release_plain(issued, (1, 2)).map(|slot| slot.taken), Some(3));
+        assert!(slots.release_plain(issued, (1, 2)).is_none(), "a second word about it");
+        let tied = transfer(&mut slots, State::Issued);
+        assert!(slots.release_plain(issued, (1, 2)).is_none(), "the slot is another's");
+        slots.member(tied.slot()).transfer_limit = 1;
+        assert!(slots.release_plain(tied, (1, 2)).is_none());
+        let ready = transfer(&mut slots, State::Ready);
+        assert!(slots.release_plain(ready, (1, 2)).is_none());
+        assert_eq!(slots.in_use().count(), 2);
     }
 
     /// Four slots on a list.

@@ -27,8 +27,17 @@ impl RingState {
         self.others.stages.done += count;
     }
 
-    /// An entry has its last completion, or has ended without one if it is `silent`.
+    /// So many Reads and Writes of a peer ended well, which moved so many bytes.
     #[inline]
+    pub(super) fn count_moved(&mut self, peer: u32, count: u64, [read, written]: [u64; 2]) {
+        let counts = &mut self.peers[peer].counts;
+        counts.ok += count;
+        counts.stages.done += count;
+        counts.read_bytes += read;
+        counts.written_bytes += written;
+    }
+
+    /// An entry has its last completion, or has ended without one if it is `silent`.
     pub(super) fn count_end(&mut self, entry: &Slot, silent: bool) {
         let stage = Stage::from_bits(u32::from(entry.flags) << 16);
         let counts = self.counts(entry.peer);

@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
+use futures_core::Stream;
+
 use super::*;
 use crate::fence::{self, Node, NodeKey};
 use crate::region::Registered;
@@ -331,6 +333,56 @@ fn a_unit_is_back_before_its_future_is_told() {
     assert!(poll());
     assert_eq!(waiting.1.load(Relaxed), 2, "1 and the number of units that are back");
     drop(future);
+    setup.close();
+}
+
+/// The same for who is woken by completions that are shown while the rest of their run is still to end.
+#[test]
+fn units_of_a_run_are_back_before_its_completions_are_seen() {
+    let mut setup = Setup::on(128, Engine::loopback());
+    for _ in 0..100 {
+        let entry = setup.read();
+        setup.push(entry);
+    }
+    let waiting = Arc::new(Waiting(Arc::clone(setup.ring.shared()), AtomicU32::new(0)));
+    let waker = Arc::clone(&waiting).into();
+    let mut context = Context::from_waker(&waker);
+    assert!(Pin::new(&mut setup.ring.completions()).poll_next(&mut context).is_pending());
+    setup.core.turn(1);
+    assert_eq!(waiting.1.load(Relaxed), 65, "1 and the number of units that are back");
+    assert_eq!(setup.reap().len(), 100);
+    assert_eq!(setup.region.region.uses(), 0);
+    setup.close();
+}
+
+/// A run neither passes what waits for room, though there is some by then, nor takes an end that is not quiet.
+#[test]
+fn a_run_keeps_the_order_and_takes_last_words_alone() {
+    let mut setup = Setup::on(2, Engine::loopback());
+    for (now, user_data) in (1..).zip(0..5) {
+        let entry = setup.read().user_data(user_data);
+        setup.push(entry);
+        setup.core.turn(now);
+    }
+    // The CQ is full, and the fifth waits.
+    assert_eq!(setup.reap().len(), 4);
+    let entry = setup.read().user_data(5);
+    setup.push(entry);
+    setup.core.turn(6);
+    assert_eq!(setup.reap().iter().map(Cqe::user_data).collect::<Vec<_>>(), [4, 5]);
+    setup.close();
+
+    let mut setup = Setup::new(2, Sim::new(1).delay(Duration::from_nanos(100)..Duration::from_nanos(101)));
+    let entry = setup.read();
+    setup.push(entry);
+    setup.core.turn(1);
+    let Core { rings, slots, .. } = &mut setup.core;
+    let slot = slots.in_use().next().unwrap();
+    let of = (slots[slot].ring, slots[slot].peer);
+    let event = |quiet| Event::Result { op: slots.token(slot), res: 8, stage: Stage::Transfer, detail: 0, quiet };
+    let events = [false, true].map(event);
+    let mut run = |events| rings[0].as_mut().unwrap().post_run(slots, of, events, 2);
+    assert_eq!((run(&events), run(&events[1..])), (0, 1));
     setup.close();
 }
 

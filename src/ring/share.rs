@@ -29,9 +29,9 @@ pub(crate) struct Exhausted {
 impl Share {
     /// Called by the core alone, so that it needs no exchange.
     #[inline]
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn give_back(&self, count: u64) {
         let given_back = self.given_back.load(Ordering::Relaxed);
-        self.given_back.store(given_back + 1, Ordering::Relaxed);
+        self.given_back.store(given_back + count, Ordering::Relaxed);
     }
 
     /// An entry became overdue.
@@ -177,7 +177,7 @@ mod tests {
         known.take(16, true, true).unwrap();
         share.add_overdue();
         for _ in 0..12 {
-            share.give_back();
+            share.give_back(1);
         }
         known.take(16, false, false).unwrap();
         assert_eq!(known.take(16, false, false), Err(Exhausted { limit: 2, overdue: true }));

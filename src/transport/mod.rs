@@ -23,16 +23,20 @@ pub struct Token(pub(crate) u64);
 impl Token {
     /// 24 bits of slot, 40 bits of the entry's number: a core that takes 100 million entries a second may repeat a token after
     /// 3 hours, and only a driver that answers for an operation of 3 hours ago would notice.
+    #[inline]
     pub(crate) fn new(slot: u32, generation: u64) -> Token {
         Token(u64::from(slot) << 40 | (generation & ((1 << 40) - 1)))
     }
 
+    #[inline]
     pub(crate) fn slot(self) -> u32 {
         (self.0 >> 40) as u32
     }
 
-    pub(crate) fn generation(self) -> u64 {
-        self.0 & ((1 << 40) - 1)
+    /// True if it was made with this number.
+    #[inline]
+    pub(crate) fn is_of(self, generation: u64) -> bool {
+        (self.0 ^ generation) << 24 == 0
     }
 }
 

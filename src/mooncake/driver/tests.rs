@@ -130,10 +130,8 @@ impl Scripted {
     /// Everything that was reported since the last time, by operation: a result, or the last word.
     pub(super) fn reported(&mut self) -> Vec<(u64, Said)> {
         let said = |event| match event {
-            Event::Result { op, res, stage, detail, quiet } => {
-                (op.generation(), Said::Result(res, stage, detail, quiet))
-            }
-            Event::Quiet { op, detail } => (op.generation(), Said::Quiet(detail)),
+            Event::Result { op, res, stage, detail, quiet } => (op.0, Said::Result(res, stage, detail, quiet)),
+            Event::Quiet { op, detail } => (op.0, Said::Quiet(detail)),
         };
         self.events.drain(..).map(said).collect()
     }
@@ -447,7 +445,7 @@ fn an_unknown_segment_fails_its_own_entries_only() {
     }
     for event in events {
         let Event::Result { op, res, stage, detail, quiet } = event else { panic!("{event:?}") };
-        let expected = match op.generation() {
+        let expected = match op.0 {
             1 => (16, Stage::Transfer, STATUS_COMPLETED, true),
             _ => (-errno::EINVAL, Stage::Issue, INVALID_ARGUMENT, true),
         };
