@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::{ptr, slice};
 
 use crossbeam_utils::CachePadded;
@@ -43,18 +44,24 @@ fn run_of<T>(places: &[Place<T>], position: u64, most: usize) -> &[Place<T>] {
     &rest[..most.min(rest.len())]
 }
 
-/// The same for writing, and how far from each of them the place ahead is that is to be asked for: one number for all of them,
-/// so they end where the places ahead begin anew.
+/// The same for writing, and how many bytes from each of them the place ahead is that is to be asked for: one number for all of
+/// them, so they end where the places ahead begin anew.
 #[inline]
 fn run_to_write<T>(places: &[Place<T>], position: u64, most: usize) -> (&[Place<T>], isize) {
     let len = places.len();
     let ahead = ahead::<T>() as usize & (len - 1);
     let run = run_of(places, position, most);
     let before = (len - ahead).saturating_sub(position as usize & (len - 1));
+    let bytes = |places: usize| (places * size_of::<T>()) as isize;
     match before {
-        0 => (run, ahead as isize - len as isize),
-        _ => (&run[..before.min(run.len())], ahead as isize),
+        0 => (run, bytes(ahead) - bytes(len)),
+        _ => (&run[..before.min(run.len())], bytes(ahead)),
     }
+}
+
+#[inline]
+fn places_in<T>(run: &Range<*const Place<T>>) -> usize {
+    (run.end.addr() - run.start.addr()) / size_of::<Place<T>>()
 }
 
 /// For loops, which keep where the places are in registers: as far as the compiler knows, a write to a place may change that.
@@ -79,22 +86,39 @@ pub(crate) fn ring<T: Leftover>(entries: usize) -> (Producer<T>, Consumer<T>) {
         tail: CachePadded::new(AtomicU64::new(0)),
         places: (0..len).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
     });
+    let first = shared.places.as_ptr();
     (
-        Producer { shared: Arc::clone(&shared), tail: 0, published: 0, end: 0, head: 0 },
+        Producer {
+            shared: Arc::clone(&shared),
+            run: first..first,
+            run_end: 0,
+            ahead: 0,
+            published: 0,
+            end: 0,
+            head: 0,
+        },
         Consumer { shared, at: Read { head: 0, released: 0, tail: 0 } },
     )
 }
 
 pub(crate) struct Producer<T: Leftover> {
     shared: Arc<Shared<T>>,
-    /// Next position to write; `published..tail` is written and not yet visible.
-    tail: u64,
+    /// Open places from the next position on, one after the other. Pointers into `shared`, so that writing an entry takes nothing
+    /// from there, and no mask.
+    run: Range<*const Place<T>>,
+    /// The position after the run's last.
+    run_end: u64,
+    /// How far from each place of the run the one is that is to be asked for.
+    ahead: isize,
     published: u64,
-    /// The next position that needs another look.
+    /// The next position that needs another look, in this run or beyond.
     end: u64,
     /// The consumer's head as last seen.
     head: u64,
 }
+
+// SAFETY: the pointers lead to places of `shared`, which is Send.
+unsafe impl<T: Leftover> Send for Producer<T> {}
 
 impl<T: Leftover> Producer<T> {
     pub(crate) fn capacity(&self) -> usize {
@@ -107,7 +131,7 @@ impl<T: Leftover> Producer<T> {
         if !self.is_open() {
             self.open(u64::MAX);
         }
-        (self.end - self.tail) as usize
+        self.opened() as usize
     }
 
     /// Asks for the word that a publish writes. A consumer that waits for entries looks at it all the time, so that the publish would
@@ -117,10 +141,18 @@ impl<T: Leftover> Producer<T> {
         expect_write(ptr::from_ref(&self.shared.tail));
     }
 
-    /// True if the next position may be written.
+    /// True if the next position may be written. False as well at the end of a run: [`go_on`](Self::go_on).
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.tail < self.end
+        !self.run.is_empty()
+    }
+
+    /// The same, and at the end of a run begins the next.
+    pub(crate) fn go_on(&mut self) -> bool {
+        if !self.is_open() {
+            self.begin_run(self.position());
+        }
+        self.is_open()
     }
 
     /// Lets positions be written up to `end`, as far as they are free. True if the next one is.
@@ -130,41 +162,54 @@ impl<T: Leftover> Producer<T> {
             self.head = self.shared.head.load(Ordering::Acquire);
         }
         self.end = end.min(self.head + len);
+        self.begin_run(self.position());
         self.is_open()
+    }
+
+    /// The next position is this one.
+    fn begin_run(&mut self, position: u64) {
+        let (run, ahead) = run_to_write(&self.shared.places, position, self.end.saturating_sub(position) as usize);
+        (self.run, self.run_end, self.ahead) = (run.as_ptr_range(), position + run.len() as u64, ahead);
+    }
+
+    #[inline]
+    fn run(&self) -> &[Place<T>] {
+        // SAFETY: `begin_run` has it from a slice of `shared`'s places, and writing moved its start towards its end.
+        unsafe { slice::from_raw_parts(self.run.start, places_in(&self.run)) }
     }
 
     /// How many positions are open.
     pub(crate) fn opened(&self) -> u64 {
-        self.end.saturating_sub(self.tail)
+        self.end.saturating_sub(self.position())
     }
 
     /// Lets no further position be written until one is opened.
     pub(crate) fn shut(&mut self) {
-        self.end = self.tail;
+        (self.run_end, self.run.end) = (self.position(), self.run.start);
+        self.end = self.run_end;
     }
 
     /// The same by a fresh look, changing nothing.
     pub(crate) fn has_room_now(&self) -> bool {
-        self.tail - self.shared.head.load(Ordering::Relaxed) < self.capacity() as u64
+        self.position() - self.shared.head.load(Ordering::Relaxed) < self.capacity() as u64
     }
 
     /// Writes the next entry, unpublished; gives it back when the ring is full.
     #[inline]
     pub(crate) fn write(&mut self, value: T) -> Result<(), T> {
-        if self.room() == 0 {
-            return Err(value);
-        }
-        self.write_opened(value)
+        if self.is_open() || self.open(u64::MAX) { self.write_opened(value) } else { Err(value) }
     }
 
-    /// Writes the next entry, unpublished, if its position is open; else gives it back.
+    /// Writes the next entry, unpublished, if its position [is open](Self::is_open); else gives it back.
     #[inline]
     pub(crate) fn write_opened(&mut self, value: T) -> Result<(), T> {
         if !self.is_open() {
             return Err(value);
         }
-        write_at(&self.shared.places, self.tail, value);
-        self.tail += 1;
+        expect_write(self.run.start.wrapping_byte_offset(self.ahead));
+        // SAFETY: it is not at its end, so it is one of `shared`'s places.
+        write_place(unsafe { &*self.run.start }, value);
+        self.run.start = self.run.start.wrapping_add(1);
         Ok(())
     }
 
@@ -172,52 +217,56 @@ impl<T: Leftover> Producer<T> {
     /// only without entries or room.
     #[inline]
     pub(crate) fn write_many(&mut self, values: impl Iterator<Item = T>) -> usize {
-        let room = self.room();
-        let (run, ahead) = run_to_write(&self.shared.places, self.tail, room);
+        if !self.is_open() {
+            self.open(u64::MAX);
+        }
         let mut count = 0;
-        for (place, value) in run.iter().zip(values) {
-            expect_write(ptr::from_ref(place).wrapping_offset(ahead));
+        for (place, value) in self.run().iter().zip(values) {
+            expect_write(ptr::from_ref(place).wrapping_byte_offset(self.ahead));
             write_place(place, value);
             count += 1;
         }
-        self.tail += count as u64;
+        self.run.start = self.run.start.wrapping_add(count);
         count
     }
 
     /// Takes back the entry written last, if it is not published.
     pub(crate) fn unwrite(&mut self) -> Option<T> {
-        if self.tail == self.published {
-            return None;
-        }
-        self.tail -= 1;
-        // Written by `write` and never published, so it is initialised and still ours.
-        Some(read_place(self.shared.place(self.tail)))
+        let last = *self.last()?;
+        self.begin_run(self.position() - 1);
+        Some(last)
     }
 
-    /// Changes the entry written last, if it is not published.
+    /// The entry written last, if it is not published.
+    #[inline]
+    pub(crate) fn last(&self) -> Option<&T> {
+        (self.unpublished() > 0).then(|| see_place(self.shared.place(self.position() - 1)))
+    }
+
+    /// Changes it.
     pub(crate) fn amend(&mut self, change: impl FnOnce(&mut T)) {
-        if let Some(mut last) = self.unwrite() {
+        if let Some(&last) = self.last() {
+            let mut last = last;
             change(&mut last);
-            write_place(self.shared.place(self.tail), last);
-            self.tail += 1;
+            write_place(self.shared.place(self.position() - 1), last);
         }
     }
 
     /// Entries written and not yet published.
     #[inline]
     pub(crate) fn unpublished(&self) -> usize {
-        (self.tail - self.published) as usize
+        (self.position() - self.published) as usize
     }
 
     /// What is written and not yet published, in its places.
     pub(crate) fn written(&self) -> impl Iterator<Item = &T> {
-        (self.published..self.tail).map(|position| see_place(self.shared.place(position)))
+        (self.published..self.position()).map(|position| see_place(self.shared.place(position)))
     }
 
     /// The next position to write.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
-        self.tail
+        self.run_end - places_in(&self.run) as u64
     }
 
     /// The position after the last published entry.
@@ -236,8 +285,8 @@ impl<T: Leftover> Producer<T> {
     pub(crate) fn publish(&mut self) -> usize {
         let count = self.unpublished();
         if count > 0 {
-            self.published = self.tail;
-            self.shared.tail.store(self.tail, Ordering::Release);
+            self.published += count as u64;
+            self.shared.tail.store(self.published, Ordering::Release);
         }
         count
     }
@@ -278,7 +327,7 @@ impl<T: Leftover> Consumer<T> {
         }
         let places = &*shared.places;
         if at.head + ahead::<T>() < at.tail {
-            expect_read(place_of(places, at.head + ahead::<T>()));
+            expect_read(ptr::from_ref(place_of(places, at.head + ahead::<T>())));
         }
         let value = read_place(place_of(places, at.head));
         at.head += 1;
@@ -329,7 +378,7 @@ impl<T: Leftover> Consumer<T> {
     /// Gives the places of everything read back to the producer; how many.
     #[inline]
     pub(crate) fn release(&mut self) -> usize {
-        self.entries().release()
+        self.at.release(&self.shared)
     }
 
     /// Entries published and not read, by a fresh look. Acquire: what came before them is visible to who only counts them, such
@@ -359,6 +408,16 @@ impl Read {
         self.tail = shared.tail.load(Ordering::Acquire);
     }
 
+    #[inline]
+    fn release<T: Leftover>(&mut self, shared: &Shared<T>) -> usize {
+        let count = self.head - self.released;
+        if count > 0 {
+            self.released = self.head;
+            shared.head.store(self.head, Ordering::Release);
+        }
+        count as usize
+    }
+
     fn ready<T: Leftover>(&self, shared: &Shared<T>) -> usize {
         (shared.tail.load(Ordering::Acquire) - self.head) as usize
     }
@@ -367,12 +426,18 @@ impl Read {
     fn ask<T: Leftover>(&self, shared: &Shared<T>, beyond: u64) {
         let first = self.head + beyond;
         let end = self.tail.min(first + ahead::<T>());
-        for position in (first..end).step_by((LINE / size_of::<T>()).max(1)) {
-            expect_read(shared.place(position));
+        let mut position = first;
+        while position < end {
+            let run = run_of(&shared.places, position, (end - position) as usize);
+            let line = (LINE / size_of::<T>()).max(1);
+            for at in 0..run.len().div_ceil(line) {
+                expect_read(run.as_ptr().wrapping_add(at * line));
+            }
+            position += run.len() as u64;
         }
     }
 
-    /// The next places, as many as are asked for ahead and are in one run, when those after them are asked for.
+    /// Takes the next places, as many as are asked for ahead and are in one run, when those after them are asked for.
     #[inline(never)]
     fn next_run<'a, T: Leftover>(&mut self, shared: &'a Shared<T>) -> &'a [Place<T>] {
         if self.head == self.tail {
@@ -380,15 +445,18 @@ impl Read {
             self.ask(shared, 0);
         }
         self.ask(shared, ahead::<T>());
-        run_of(&shared.places, self.head, (self.tail - self.head).min(ahead::<T>()) as usize)
+        let run = run_of(&shared.places, self.head, (self.tail - self.head).min(ahead::<T>()) as usize);
+        self.head += run.len() as u64;
+        run
     }
 }
 
 /// A consumer's entries from the next on. Where a run of them is stays in registers, in the loop of whoever takes them.
 pub(crate) struct Entries<'a, T: Leftover> {
     shared: &'a Shared<T>,
+    /// Behind the run: what is left of that goes back when this is dropped.
     at: &'a mut Read,
-    /// The places from `head` on that may be read without another look.
+    /// The places before `head` that may be read without another look.
     run: slice::Iter<'a, Place<T>>,
 }
 
@@ -399,30 +467,37 @@ impl<T: Leftover> Entries<'_, T> {
         if self.run.as_slice().is_empty() {
             self.run = self.at.next_run(self.shared).iter();
         }
-        let place = self.run.next()?;
-        self.at.head += 1;
-        Some(read_place(place))
+        self.run.next().map(read_place)
     }
 
     /// As [`Consumer::release`].
     #[inline]
     pub(crate) fn release(&mut self) -> usize {
-        let Read { head, released, .. } = self.at;
-        let count = *head - *released;
-        if count > 0 {
-            *released = *head;
-            self.shared.head.store(*head, Ordering::Release);
-        }
-        count as usize
+        self.end_run();
+        self.at.release(self.shared)
+    }
+
+    /// Gives what is left of the run back, to be read later.
+    #[inline]
+    fn end_run(&mut self) {
+        self.at.head -= self.run.len() as u64;
+        self.run = [].iter();
     }
 
     /// As [`Consumer::ready`].
     pub(crate) fn ready(&self) -> usize {
-        self.at.ready(self.shared)
+        self.at.ready(self.shared) + self.run.len()
     }
 
     pub(crate) fn capacity(&self) -> usize {
         self.shared.places.len()
+    }
+}
+
+impl<T: Leftover> Drop for Entries<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.end_run();
     }
 }
 
@@ -440,13 +515,6 @@ impl<T: Leftover> Drop for Shared<T> {
             read_place(self.place(position)).discard();
         }
     }
-}
-
-/// Writes the entry at a position, and asks for a place ahead.
-#[inline]
-fn write_at<T>(places: &[Place<T>], position: u64, value: T) {
-    expect_write(place_of(places, position + ahead::<T>()));
-    write_place(place_of(places, position), value);
 }
 
 #[cfg(not(loom))]
@@ -467,12 +535,12 @@ const fn ahead<T>() -> u64 {
 
 /// Fetches a published place's cache line for reading. Not of one that is not published: that would take it from the producer.
 #[inline]
-fn expect_read<T>(place: &Place<T>) {
+fn expect_read<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: a hint, whatever the address, for an instruction that each such processor has.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.get().cast());
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     let _ = place;
@@ -526,7 +594,10 @@ fn read_place<T: Copy>(place: &Place<T>) -> T {
 
 impl<T: Leftover> fmt::Debug for Producer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producer").field("tail", &self.tail).field("published", &self.published).finish_non_exhaustive()
+        f.debug_struct("Producer")
+            .field("tail", &self.position())
+            .field("published", &self.published)
+            .finish_non_exhaustive()
     }
 }
 

@@ -120,7 +120,7 @@ const_assert!(align_of::<Sqe>() == 64);
 unsafe impl Send for Sqe {}
 
 impl Sqe {
-    pub(crate) const NO_SIDE: u32 = u32::MAX;
+    pub(crate) const NO_SIDE: u32 = 0;
     /// The target of a vectored entry without parts.
     pub(crate) const NO_TARGET: u32 = u32::MAX;
 

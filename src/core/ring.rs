@@ -16,7 +16,7 @@ use crate::code::Stage;
 use crate::cqe::Cqe;
 use crate::doorbell::Doorbell;
 use crate::region::Ended;
-use crate::ring::shared::{LaneWord, MAX_FENCES, Shared};
+use crate::ring::shared::{LaneWord, MAX_FENCES, Shared, Sides};
 use crate::ring::stats::Counts;
 use crate::spsc::{Consumer, Producer};
 use crate::sqe::Sqe;
@@ -202,7 +202,7 @@ impl RingState {
 
     /// The ring's side blocks and the edge of the first fence of block `side`.
     pub(super) fn side_edges(&self, side: u32) -> (Arc<Shared>, usize) {
-        (Arc::clone(&self.shared), self.side_edges.start + side as usize * MAX_FENCES)
+        (Arc::clone(&self.shared), self.side_edges.start + Sides::index(side) * MAX_FENCES)
     }
 
     pub(super) fn all_side_edges(&self) -> Range<usize> {

@@ -103,10 +103,11 @@ impl Submission {
         self.counted = true;
     }
 
-    /// The submission queue.
+    /// The submission queue, as [`Ring::submission`](crate::Ring::submission).
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_> {
         self.pusher.expect_submit();
+        self.pusher.look();
         SubmissionQueue { pusher: &mut self.pusher }
     }
 

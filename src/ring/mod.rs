@@ -206,7 +206,7 @@ impl Ring {
         Builder { idle: Duration::from_micros(100), grace: Duration::from_secs(1), attach: None }
     }
 
-    /// The submission queue.
+    /// The submission queue. Looks whether the ring takes entries; pushes into the queue need not look again.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_> {
         self.submission.submission()

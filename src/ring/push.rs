@@ -199,8 +199,6 @@ pub(super) struct Pusher {
     units: Units,
     /// How many entries were submitted the last time.
     batch: u64,
-    /// The last entry pushed is linked to the next.
-    open: bool,
     shares: Shares,
     regions: Regions,
     pub(super) controls: Arc<Controls>,
@@ -234,7 +232,6 @@ impl Pusher {
             sq,
             units: Units::Own,
             batch: 0,
-            open: false,
             shares: Shares::default(),
             regions: Regions::default(),
         }
@@ -245,6 +242,15 @@ impl Pusher {
     pub(super) fn expect_submit(&self) {
         if self.batch >= 8 {
             self.sq.expect_publish();
+        }
+    }
+
+    /// Looks whether the ring takes entries. If not, [`lower`](Self::lower) says so at the next push: there is no unit left to take
+    /// without it. Once for each run of pushes, which need not look then.
+    #[inline]
+    pub(super) fn look(&mut self) {
+        if !self.shared.is_open() {
+            self.untake_units();
         }
     }
 
@@ -266,6 +272,12 @@ impl Pusher {
     /// The same with a look at what the core gave back, unless `most` are taken. Opens at most `many` positions.
     #[inline(never)]
     fn take_unit_anew(&mut self, most: u64, many: u64) -> bool {
+        if self.sq.go_on() {
+            return true;
+        }
+        if !self.shared.is_open() {
+            return false;
+        }
         let next = self.sq.position();
         let end = match self.units {
             // Acquire: with the unit comes the place in the SQ that its last user gave back before it.
@@ -297,10 +309,7 @@ impl Pusher {
         mem::forget(entry);
         let lowered = match &numbers {
             Numbers::Transfer(transfer) => self.take_transfer(transfer).map(|region| transfer.lowered(region)),
-            &Numbers::Values { local, remote } => {
-                let taken = self.shared.is_open() && self.take_unit();
-                taken.then_some(Sqe { len, local, remote, ..Sqe::EMPTY })
-            }
+            &Numbers::Values { local, remote } => self.take_unit().then_some(Sqe { len, local, remote, ..Sqe::EMPTY }),
         };
         if let Some(sqe) = lowered {
             self.write(Sqe { op, flags, op_flags, user_data, ..sqe }, fence);
@@ -368,10 +377,8 @@ impl Pusher {
                 Ok(answer)
             }
             Err(reason) => {
-                let open = self.open;
                 self.write(sqe, None);
                 self.unpush();
-                self.open = open;
                 Err(PushError { entry, reason })
             }
         }
@@ -379,13 +386,11 @@ impl Pusher {
 
     /// Accepts all of the entries, or none.
     pub(super) fn push_chain(&mut self, entries: Vec<Entry>) -> Result<(), PushChainError> {
-        let open = self.open;
         for at in 0..entries.len() {
             match self.lower(&entries[at]) {
                 Ok(sqe) => self.write(sqe, entries[at].fence.clone()),
                 Err(reason) => {
                     (0..at).for_each(|_| self.unpush());
-                    self.open = open;
                     return Err(PushChainError { entries, at, reason });
                 }
             }
@@ -401,7 +406,6 @@ impl Pusher {
         if sqe.is_tied() {
             sqe.op_flags |= op_flags::TIED;
         }
-        self.open = sqe.flags.intersects(EntryFlags::CHAINED);
         let written = self.sq.write_opened(sqe);
         debug_assert!(written.is_ok(), "a unit was taken");
     }
@@ -435,17 +439,16 @@ impl Pusher {
         let Transfer { local, remote } = transfer;
         let engine = self.shared.engine.id();
         let usable = local.engine() == engine && remote.engine() == engine;
-        if !usable || !self.shared.is_open() || check_range(local.len, remote.address).is_err() || !self.take_unit() {
-            return None;
-        }
-        if self.take_met_share(remote.target) {
-            let region = self.begin_use(local);
-            if region.is_some() {
-                return region;
+        if usable && check_range(local.len, remote.address).is_ok() && self.take_met_share(remote.target) {
+            if let Some(region) = self.begin_use(local) {
+                if self.take_unit() {
+                    return Some(region);
+                }
+                // SAFETY: it was begun last, for an entry that is not pushed.
+                unsafe { self.begun.undo(region) };
             }
             self.untake_share(remote.target);
         }
-        self.untake_units();
         None
     }
 
@@ -747,7 +750,7 @@ impl Pusher {
     /// Shows the core everything that was pushed and wakes it if it sleeps.
     #[inline]
     pub(super) fn submit(&mut self) -> Result<usize, OpenChain> {
-        if self.open {
+        if self.is_chain_open() {
             return Err(OpenChain);
         }
         if !self.shared.is_here() {
@@ -761,11 +764,15 @@ impl Pusher {
         Ok(count)
     }
 
+    /// True if the last entry pushed is linked to the next.
+    #[inline]
+    fn is_chain_open(&self) -> bool {
+        self.sq.last().is_some_and(|last| last.flags.intersects(EntryFlags::CHAINED))
+    }
+
     /// Ends an open chain with its last entry so far, so that it can be submitted.
     pub(super) fn close_chain(&mut self) {
-        if mem::take(&mut self.open) {
-            self.sq.amend(|last| last.flags.remove(EntryFlags::CHAINED));
-        }
+        self.sq.amend(|last| last.flags.remove(EntryFlags::CHAINED));
     }
 }
 
@@ -819,7 +826,6 @@ impl Submitter {
             sq,
             units: Units::Shared,
             batch: 0,
-            open: false,
             shares: Shares::default(),
             regions: Regions::default(),
         };
@@ -844,6 +850,7 @@ impl Submitter {
     /// [`PushError`] with the entry in it, unchanged.
     #[inline(always)]
     pub fn push(&mut self, entry: Entry) -> Result<(), PushError> {
+        self.pusher.look();
         self.pusher.push(entry)
     }
 
@@ -893,7 +900,7 @@ impl Submitter {
     /// # Errors
     /// [`OpenChain`] if the last entry is linked to a next one; nothing is submitted then.
     pub fn submit(&mut self) -> Result<usize, OpenChain> {
-        if self.pusher.open {
+        if self.pusher.is_chain_open() {
             return Err(OpenChain);
         }
         if !self.pusher.shared.is_here() {
@@ -1007,6 +1014,23 @@ mod tests {
             region.unregister().unwrap();
             let entry = opcode::Read::new(region.slice(..8).unwrap(), peer.at(0)).build();
             assert!(matches!(ring.submission().push(entry).unwrap_err().reason, Refusal::Unregistered(_)));
+        }
+    }
+
+    /// In a lane of 64 places a run ends at the 32nd.
+    #[test]
+    fn units_beyond_a_run_are_not_lost() {
+        let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+        let mut submitter = ring.submitter();
+        for entries in [24, 9] {
+            (0..entries).for_each(|_| submitter.push(opcode::Nop::new().build()).unwrap());
+            submitter.submit().unwrap();
+        }
+        assert_eq!(ring.wait(33), Ok(33));
+        let start = std::time::Instant::now();
+        while submitter.pusher.shared.outstanding() > 0 {
+            assert!(start.elapsed() < LIMIT, "{} units are out", submitter.pusher.shared.outstanding());
+            std::thread::yield_now();
         }
     }
 

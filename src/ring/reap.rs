@@ -232,7 +232,8 @@ impl Reaper {
 }
 
 /// The reaping end, borrowed from its ring: an iterator over the completions that are ready, which never blocks. Dropping
-/// it gives the room of what it returned back.
+/// it gives the room of what it returned back. Forgetting it instead, with [`forget`](std::mem::forget), may lose completions that
+/// it has not returned.
 #[derive(Debug)]
 pub struct CompletionQueue<'ring> {
     shared: &'ring Shared,
@@ -354,6 +355,23 @@ mod tests {
         armed_for(&shared, 2 * AHEAD);
         few.signal();
         assert_eq!(waiter.join().unwrap(), Ok(2 * AHEAD));
+    }
+
+    #[test]
+    fn what_was_not_taken_is_still_there() {
+        let mut ring = Ring::builder().build(64, &Engine::loopback()).unwrap();
+        for user_data in 0..50 {
+            ring.submission().push(opcode::Nop::new().build().user_data(user_data)).unwrap();
+        }
+        ring.submit().unwrap();
+        ring.wait(50).unwrap();
+        for first in (0..50).step_by(5) {
+            let mut completion = ring.completion();
+            let taken: Vec<u64> = completion.by_ref().take(5).map(|cqe| cqe.user_data()).collect();
+            assert_eq!(taken, Vec::from_iter(first..first + 5));
+            assert_eq!(completion.len(), 45 - first as usize);
+        }
+        assert_eq!(ring.completion().next().map(|cqe| cqe.user_data()), None);
     }
 
     /// How often this thread has gone to sleep.

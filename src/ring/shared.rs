@@ -250,7 +250,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// The pool of side blocks: an eighth of the ring. A block is owned by whoever holds its index.
+/// The pool of side blocks: an eighth of the ring. A block is owned by whoever holds its number. They begin at 1, so that an entry
+/// without one has a zero there, as nearly everywhere.
 pub(crate) struct Sides {
     blocks: Box<[UnsafeCell<Side>]>,
     free: ArrayQueue<u32>,
@@ -273,8 +274,8 @@ impl Sides {
     fn new(count: u32) -> Sides {
         let empty = || UnsafeCell::new(Side { limits: [0; 2], fences: [ptr::null(); MAX_FENCES], count: 0 });
         let free = ArrayQueue::new(count as usize);
-        for index in 0..count {
-            free.push(index).expect("the queue has a place for each block");
+        for number in 1..=count {
+            free.push(number).expect("the queue has a place for each block");
         }
         Sides { blocks: (0..count).map(|_| empty()).collect(), free }
     }
@@ -289,35 +290,44 @@ impl Sides {
         self.free.len()
     }
 
+    fn block(&self, number: u32) -> &UnsafeCell<Side> {
+        &self.blocks[Sides::index(number)]
+    }
+
+    /// A block's place among all.
+    pub(crate) fn index(number: u32) -> usize {
+        number as usize - 1
+    }
+
     /// Takes a block for these, at most [`MAX_FENCES`] fences; `None` if all blocks are in use.
     pub(crate) fn fill<'a>(&self, limits: [u32; 2], fences: impl Iterator<Item = &'a Arc<FenceInner>>) -> Option<u32> {
-        let index = self.free.pop()?;
-        // SAFETY: the index just came out of `free`, so the block is ours.
-        let side = unsafe { &mut *self.blocks[index as usize].get() };
+        let number = self.free.pop()?;
+        // SAFETY: the number just came out of `free`, so the block is ours.
+        let side = unsafe { &mut *self.block(number).get() };
         (side.limits, side.count) = (limits, 0);
         for (place, fence) in side.fences.iter_mut().zip(fences) {
             *place = Arc::into_raw(Arc::clone(fence));
             side.count += 1;
         }
-        Some(index)
+        Some(number)
     }
 
     /// The limits in a block, in nanoseconds; 0 for none.
     ///
     /// # Safety
-    /// The caller holds the block `index`.
-    pub(crate) unsafe fn limits(&self, index: u32) -> [u64; 2] {
+    /// The caller holds the block `number`.
+    pub(crate) unsafe fn limits(&self, number: u32) -> [u64; 2] {
         // SAFETY: the caller holds the block.
-        unsafe { &*self.blocks[index as usize].get() }.limits.map(|micros| u64::from(micros) * 1000)
+        unsafe { &*self.block(number).get() }.limits.map(|micros| u64::from(micros) * 1000)
     }
 
     /// Shows the fences of a block.
     ///
     /// # Safety
-    /// The caller holds the block `index`, and does not empty it meanwhile.
-    pub(crate) unsafe fn fences(&self, index: u32) -> impl Iterator<Item = Arc<FenceInner>> + '_ {
+    /// The caller holds the block `number`, and does not empty it meanwhile.
+    pub(crate) unsafe fn fences(&self, number: u32) -> impl Iterator<Item = Arc<FenceInner>> + '_ {
         // SAFETY: the caller holds the block.
-        let side = unsafe { &*self.blocks[index as usize].get() };
+        let side = unsafe { &*self.block(number).get() };
         side.fences[..side.count].iter().map(|&fence| {
             // SAFETY: each pointer is an owned count from `into_raw`; a new one is made for the caller.
             unsafe {
@@ -330,16 +340,16 @@ impl Sides {
     /// Lets go of a block's fences and gives it back.
     ///
     /// # Safety
-    /// The caller holds the block `index`, and forgets it.
-    pub(crate) unsafe fn empty(&self, index: u32) {
+    /// The caller holds the block `number`, and forgets it.
+    pub(crate) unsafe fn empty(&self, number: u32) {
         // SAFETY: the caller holds the block.
-        let side = unsafe { &mut *self.blocks[index as usize].get() };
+        let side = unsafe { &mut *self.block(number).get() };
         for fence in &side.fences[..side.count] {
             // SAFETY: an owned count from `into_raw`, let go of once: `count` is reset below.
             drop(unsafe { Arc::from_raw(*fence) });
         }
         side.count = 0;
-        self.free.push(index).expect("a block that was out has its place");
+        self.free.push(number).expect("a block that was out has its place");
     }
 }
 
