@@ -422,7 +422,7 @@ impl Core {
     /// these [`land`](Self::land) would do the same again and again. How many.
     fn land_run(&mut self, events: &[Event]) -> usize {
         let Some(&Event::Result { op, .. }) = events.first() else { return 0 };
-        let Some(first) = self.slots.find(op) else { return 0 };
+        let Some(first) = self.slots.find(op).filter(|&slot| self.slots[slot].is_plain()) else { return 0 };
         let of = (self.slots[first].ring, self.slots[first].peer);
         let ring = self.rings[of.0 as usize].as_mut().expect("a ring outlives its entries");
         let count = ring.post_run(&mut self.slots, of, events, self.now);
