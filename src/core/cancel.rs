@@ -130,7 +130,7 @@ impl Core {
             }
         }
         if !timeouts {
-            // With the transport, or on the way to it, without having waited: not in the index.
+            // With the transport, or waiting for nothing else: not in the index.
             let others = self.scan(ring, |entry| is_selected(entry, select));
             found.extend(others.into_iter().filter(|&slot| Some(slot) != by && !self.slots.member(slot).indexed));
         }

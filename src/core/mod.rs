@@ -677,8 +677,8 @@ impl Core {
         let Sqe { op, len, .. } = self.slots[slot].sqe;
         self.slots[slot].issued = self.now;
         match op {
-            Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev if len > 0 => self.make_ready(slot),
-            Opcode::Get | Opcode::Put | Opcode::Exist | Opcode::Remove => self.make_ready(slot),
+            Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev if len > 0 => self.go_to_peer(slot),
+            Opcode::Get | Opcode::Put | Opcode::Exist | Opcode::Remove => self.go_to_peer(slot),
             Opcode::Wait | Opcode::Read | Opcode::Write | Opcode::Readv | Opcode::Writev => {
                 self.conclude(slot, 0, Stage::Done, 0);
             }
@@ -692,6 +692,15 @@ impl Core {
             Opcode::MsgRing => self.send_message(slot),
             Opcode::LinkTimeout => unreachable!("a LinkTimeout is armed by the entry before it"),
         }
+    }
+
+    /// An entry waits for nothing but its peer. A Cancel by `user_data` means it after those that wait for more.
+    fn go_to_peer(&mut self, slot: u32) {
+        self.unpark(slot);
+        if matches!(self.slots[slot].sqe.op, Opcode::Read | Opcode::Write) && !self.timers.has(slot) {
+            self.slots.note_plain(slot);
+        }
+        self.make_ready(slot);
     }
 
     /// An entry has its result. If the transport is not quiet, `slots[slot].quiet` says so already.

@@ -63,7 +63,7 @@ pub(crate) struct Slot {
     pub(crate) notif: bool,
     /// Fences that have not signalled.
     pub(crate) pending: u8,
-    /// Its [`Member`] was not made. Only [`Slots::member`] takes this back.
+    /// Its [`Member`] was not made, or has nothing in it. Only [`Slots::member`] takes this back.
     plain: bool,
     pub(crate) sqe: Sqe,
 }
@@ -71,8 +71,8 @@ pub(crate) struct Slot {
 const_assert_eq!(size_of::<Slot>(), 128);
 
 impl Slot {
-    /// True for a transfer that started at once and to which nothing has happened since but issue and end: it has no timer,
-    /// fence, signal, parts or link, and nothing in its [`Member`], which need not be looked at.
+    /// True for a Read or Write with nothing before it but issue and end: it has no timer, fence, signal or link, and nothing in its
+    /// [`Member`], which need not be looked at.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
@@ -91,7 +91,7 @@ impl Slot {
 const_assert!(MAX_FENCES <= u8::MAX as usize);
 
 /// What a slot has of the chain that it is in, and of the entries with its `user_data`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Member {
     /// The next of the chain, or [`NONE`].
     pub(crate) next: u32,
@@ -151,6 +151,9 @@ const ALONE: Member = Member {
     rides: false,
     again: false,
 };
+
+/// Of an entry alone that its ring's drains wait for.
+const STARTED: Member = Member { counted: true, ..ALONE };
 
 /// All slots of a core. A ring has a right to as many as its capacity and the reserve for Cancels.
 #[derive(Debug, Default)]
@@ -242,9 +245,15 @@ impl Slots {
     #[inline]
     pub(crate) fn member(&mut self, index: u32) -> &mut Member {
         if std::mem::take(&mut self.slots[index as usize].plain) {
-            self.members[index as usize] = Member { counted: true, ..ALONE };
+            self.members[index as usize] = STARTED;
         }
         &mut self.members[index as usize]
+    }
+
+    /// A Read or Write without a timer or fence goes to its peer: it is plain if it has nothing else either.
+    pub(crate) fn note_plain(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.plain = slot.sqe.signal.is_null() && self.members[index as usize] == STARTED;
     }
 
     #[inline]

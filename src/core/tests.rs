@@ -386,6 +386,27 @@ fn a_run_keeps_the_order_and_takes_last_words_alone() {
     setup.close();
 }
 
+/// Of two entries with one `user_data` the one that waits is meant, not the older one that the transport has.
+#[test]
+fn a_cancel_means_what_waits_before_what_is_issued() {
+    let mut setup = Setup::new(8, Sim::new(1).delay(Duration::from_millis(1)..Duration::from_millis(2)));
+    let (signaller, fence) = fence::host();
+    let (_never, pending) = fence::host();
+    for fence in [&fence, &pending] {
+        let entry = setup.read().wait(fence).user_data(7);
+        setup.push(entry);
+    }
+    setup.core.turn(1);
+    signaller.signal();
+    setup.core.turn(2);
+    setup.push(opcode::Cancel::user_data(7).build().user_data(9));
+    setup.core.turn(3);
+    let mut seen: Vec<_> = setup.reap().iter().map(|cqe| (cqe.user_data(), cqe.res())).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(7, -errno::ECANCELED), (9, 0)]);
+    setup.close();
+}
+
 /// Turns in which nothing is due look for input alone: whatever comes is dealt with by the next one, and so is what falls due.
 #[test]
 fn a_calm_core_sees_all_input() {

@@ -26,6 +26,11 @@ impl Timers {
         self.up(self.heap.len() - 1);
     }
 
+    /// True if a slot is to be due.
+    pub(crate) fn has(&self, slot: u32) -> bool {
+        self.places[slot as usize] != NONE
+    }
+
     /// Takes a slot out, if it is in.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
