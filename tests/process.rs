@@ -185,6 +185,24 @@ fn a_forked_childs_calls_are_errors_and_its_drops_do_nothing() {
     assert!(ring.close(LIMIT).finished);
 }
 
+/// A ring's only producer knows of places ahead of its pushes, in the child as in the parent.
+#[test]
+fn a_forked_childs_push_is_refused_where_places_are_known() {
+    let mut ring = Ring::builder().build(4, &Engine::loopback()).unwrap();
+    ring.submission().push(Nop::new().build().user_data(1)).unwrap();
+    match fork() {
+        Fork::Child(to) => {
+            let pushed = ring.submission().push(Nop::new().build().user_data(2));
+            end(to, expect("push", pushed.err().map(|error| error.reason), Some(Refusal::Forked)));
+        }
+        Fork::Parent(child, from) => check(child, from),
+    }
+    ring.submission().push(Nop::new().build().user_data(3)).unwrap();
+    ring.submit().unwrap();
+    let seen: Vec<_> = reap_exactly(&mut ring, 2).iter().map(|cqe| cqe.user_data()).collect();
+    assert_eq!(seen, [1, 3]);
+}
+
 /// Completions that were there at the fork are copies: a wait does not count them.
 #[test]
 fn a_forked_childs_waits_are_errors_whatever_was_ready() {
