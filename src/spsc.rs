@@ -342,7 +342,7 @@ impl<T: Leftover> Consumer<T> {
 
     /// The `most` next entries, or as many as there are up to the last place, in their places.
     #[inline]
-    pub(crate) fn peek_many(&mut self, most: usize) -> impl Iterator<Item = &T> {
+    pub(crate) fn peek_many(&mut self, most: usize) -> impl Iterator<Item = &T> + Clone {
         let Consumer { shared, at } = self;
         if at.head == at.tail {
             at.look(shared);

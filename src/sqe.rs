@@ -225,15 +225,22 @@ impl Sqe {
     #[inline]
     pub(crate) fn starts_at_once(&self) -> bool {
         const { assert!(Opcode::Read as u8 & 1 == 0 && Opcode::Read as u8 | 1 == Opcode::Write as u8) };
-        let others = !EntryFlags::CQE_SKIP_SUCCESS.bits();
+        // All but which of the two opcodes, and whether a success is told.
+        const LOOKED_AT: u64 =
+            !1 & 0xff | (!EntryFlags::CQE_SKIP_SUCCESS.bits() as u64) << 8 | (op_flags::TIED as u64) << 16;
         let first = self.first_word();
-        let (op, flags, len) = (first as u8 & !1, (first >> 8) as u8 & others, first >> 32);
-        op == Opcode::Read as u8 && flags == 0 && len > 0 && self.op_flags & op_flags::TIED == 0
+        first & LOOKED_AT == Opcode::Read as u64 && first >> 32 > 0
     }
 
     /// True if a transport or a Store does it.
     pub(crate) fn is_transfer(&self) -> bool {
         matches!(self.op, Opcode::Read | Opcode::Write) || self.op.is_vectored() || self.op.is_store()
+    }
+
+    /// True if its caller said of the remote registration what it takes to merge it with a neighbour.
+    #[inline]
+    pub(crate) fn may_merge(&self) -> bool {
+        self.op_flags & (op_flags::MORE_BELOW | op_flags::MORE_ABOVE) != 0
     }
 
     /// Takes back what its caller said of the remote registration, so that it is issued alone.

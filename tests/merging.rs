@@ -173,6 +173,27 @@ fn nothing_is_merged_across_a_border() {
     assert_eq!(merging.probe.issued(), count as u64);
 }
 
+/// The same bytes go to a second place in between: the third entry borders both, locally, and only the first remotely.
+#[test]
+fn an_entry_between_two_neighbours_keeps_its_range() {
+    let mut merging = Merging::new(Sim::new(13));
+    let source: Vec<u8> = (0..2 * PAGE).map(|at| (at % 249) as u8).collect();
+    merging.setup.ours.write_at(0, &source).unwrap();
+    let peer = merging.setup.peer.clone();
+    let declared = |page: usize| peer.slice(&merging.info, (page * PAGE) as u64, PAGE as u64).unwrap();
+    let undeclared = |page: usize| peer.at(merging.info.address + (page * PAGE) as u64);
+    let copies = [(0, declared(40)), (0, undeclared(50)), (1, declared(41))];
+    let entries = copies.map(|(page, to)| Write::new(merging.slice(page), to).build());
+    entries.into_iter().for_each(|entry| merging.push(entry));
+    merging.go();
+    assert!(merging.reap(3).iter().all(|cqe| cqe.res() == PAGE as i32));
+    let mut bytes = vec![0; 2 * PAGE];
+    merging.setup.theirs.read_at(40 * PAGE, &mut bytes).unwrap();
+    assert_eq!(bytes, source);
+    merging.setup.theirs.read_at(50 * PAGE, &mut bytes).unwrap();
+    assert!(bytes[..PAGE] == source[..PAGE] && (0..PAGE).all(|at| bytes[PAGE + at] == byte(51 * PAGE + at)));
+}
+
 #[test]
 fn members_of_chains_and_entries_with_unmet_fences_stay_alone() {
     let mut merging = Merging::new(Sim::new(4));

@@ -4,7 +4,7 @@
 //! when the one before has its result. Starting and failing members goes through a queue, so that a long chain neither
 //! recurses nor makes a turn long.
 
-use super::slots::{NONE, State};
+use super::slots::{List, NONE, State};
 use super::{BUDGET, Core, root_of};
 use crate::code::{Stage, errno};
 use crate::entry::EntryFlags;
@@ -57,7 +57,6 @@ impl Core {
                 sqe.never_merge();
             }
             let slot = self.take_slot(ring, &sqe);
-            self.slots[slot].state = State::Held;
             if let Some(route) = sqe.route() {
                 self.slots.member(slot).cancelled = route.take(self.slots.token(slot));
             }
@@ -120,25 +119,29 @@ impl Core {
     }
 
     /// Takes the transfers that come behind such a one, from the same producer and to peers that the core knows, at most
-    /// `most`, with what [`take_transfer`](Self::take_transfer) does for each. How many.
-    #[inline]
+    /// `most`, with what [`take_transfer`](Self::take_transfer) does for each: once for a run of them to one peer, where that
+    /// is enough. How many.
     pub(super) fn take_transfers(&mut self, ring: u32, most: u32) -> u32 {
         let Core { rings, slots, peers, drivers, ready_peers, now, .. } = self;
         let Some(Some(state)) = rings.get_mut(ring as usize) else { return 0 };
-        state.take_while(most, |met, sqe| {
-            if !sqe.starts_at_once() {
-                return false;
+        let mut left = most;
+        while left > 0 {
+            let Some((met, index, run)) = state.peek_run(left) else { break };
+            let (mut entries, mut count) = (List::new(), 0);
+            for sqe in run {
+                let slot = slots.take_started(ring, sqe, met, *now);
+                entries.push_back(slots, slot);
+                count += 1;
             }
-            let Some((at, index)) = met.known(sqe.target) else { return false };
-            met[at].counts.accepted += 1;
-            let slot = slots.take_started(ring, sqe, at, *now);
+            state.leave_run(met, count);
+            left -= count;
             let peer = &mut peers[index as usize];
-            peer.line_up(slots, slot);
+            peer.line_up_all(slots, entries);
             if peer.takes_turn(drivers) {
                 ready_peers.push_back(index);
             }
-            true
-        })
+        }
+        most - left
     }
 
     /// Takes what other producers published before the drain that was just taken: all of it is earlier.

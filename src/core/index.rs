@@ -32,7 +32,10 @@ impl Index {
         if !std::mem::take(&mut slots.member(slot).indexed) {
             return;
         }
-        let (next, prev) = (slots.member(slot).same_next, slots.member(slot).same_prev);
+        let member = slots.member(slot);
+        // With nothing left of them the entry may be plain from here on.
+        let next = std::mem::replace(&mut member.same_next, NONE);
+        let prev = std::mem::replace(&mut member.same_prev, NONE);
         if prev != NONE {
             slots.member(prev).same_next = next;
         }

@@ -1,7 +1,6 @@
 //! Messages from ring to ring, of this core or another.
 
 use super::Core;
-use super::slots::State;
 use crate::code::{Stage, errno};
 use crate::sqe::{Opcode, Sqe};
 
@@ -25,7 +24,6 @@ impl Core {
     pub(super) fn post_message(&mut self, ring: u32, user_data: u64, res: i32) {
         // Counted as an entry.
         let slot = self.take_slot(ring, &Sqe { user_data, ..Sqe::EMPTY });
-        self.slots[slot].state = State::Held;
         self.conclude(slot, res, Stage::Done, 0);
     }
 }

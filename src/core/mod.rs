@@ -562,7 +562,7 @@ impl Core {
         self.rings[ring as usize].as_mut().expect("its entry was taken").wait_for_room(&mut self.slots, slot);
     }
 
-    /// Counts an entry that came off a queue, and gives it a slot.
+    /// Counts an entry that came off a queue, and gives it a slot, where it is held.
     #[inline]
     fn take_slot(&mut self, ring: u32, sqe: &Sqe) -> u32 {
         let peer = self.ring(ring).meet(sqe);
@@ -847,8 +847,7 @@ impl Core {
         while let Some(ring) = self.ring_mut(index)
             && let Some(sqe) = ring.next_entry()
         {
-            let slot = self.take_slot(index, &sqe);
-            self.slots[slot].state = State::Held;
+            self.take_slot(index, &sqe);
         }
         if let Some(ring) = self.ring_mut(index) {
             ring.deferred.clear();
@@ -1026,7 +1025,6 @@ impl Core {
             && let Some(sqe) = ring.next_entry()
         {
             let slot = self.take_slot(index, &Sqe { flags: EntryFlags::empty(), ..sqe });
-            self.slots[slot].state = State::Held;
             self.cut_short(slot, errno::EOWNERDEAD, Stage::Shutdown);
         }
     }

@@ -9,10 +9,10 @@ use super::{BUDGET, Core, merge};
 use crate::Segment;
 use crate::code::{Stage, errno};
 use crate::ring::parts::Part;
-use crate::sqe::Opcode;
+use crate::sqe::{Opcode, Sqe};
 use crate::store::StoreDriver;
 use crate::store::pool::Pool;
-use crate::transport::{Caps, Direction, Driver, Event, Hint, Nanos, Op};
+use crate::transport::{Caps, Direction, Driver, Event, Hint, Nanos, Op, Token};
 
 /// The driver of an engine, or of a Store client, on this core, shared by the core's rings that use it.
 #[derive(Debug)]
@@ -85,6 +85,12 @@ impl Peer {
         self.ready.push_back(slots, slot);
     }
 
+    /// Puts entries that are [`Ready`](State::Ready) behind those that it has.
+    #[inline]
+    pub(super) fn line_up_all(&mut self, slots: &mut Slots, entries: List) {
+        self.ready.append(slots, entries);
+    }
+
     /// True if it is to be queued for its turn: it has ready entries and room in flight, and is not.
     #[inline]
     pub(super) fn takes_turn(&mut self, drivers: &[DriverState]) -> bool {
@@ -93,6 +99,15 @@ impl Peer {
         self.queued |= new;
         new
     }
+}
+
+fn op_of(token: Token, sqe: &Sqe, remote: u64) -> Op {
+    Op { token, direction: direction_of(sqe), local: sqe.local, len: sqe.len, remote }
+}
+
+fn direction_of(sqe: &Sqe) -> Direction {
+    let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv | Opcode::Get);
+    if reads { Direction::Read } else { Direction::Write }
 }
 
 impl Core {
@@ -269,51 +284,24 @@ impl Core {
         if peer.segment.as_ref().is_some_and(Segment::is_stale) {
             return self.refuse_stale(index);
         }
-        let DriverState { caps, driver, .. } = &mut self.drivers[peer.driver];
-        let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight) as usize;
-        let mut next = peer.ready.front();
-        while let Some(slot) = next
-            && self.offered.len() < BUDGET as usize
-        {
-            let sqe = &self.slots[slot].sqe;
-            let reads = matches!(sqe.op, Opcode::Read | Opcode::Readv | Opcode::Get);
-            let direction = if reads { Direction::Read } else { Direction::Write };
-            let token = self.slots.token(slot);
-            if let Some(parts) = sqe.parts() {
-                let room = (most - self.ops.len()).min(BUDGET as usize - self.offered.len());
-                for &Part { local, len, remote, .. } in parts.unissued().iter().take(room) {
-                    self.offered.push(Offered { slot, op: self.ops.len() as u32 });
-                    self.ops.push(Op { token, direction, local, len, remote });
-                }
-                if parts.unissued().len() > room {
-                    break;
-                }
-            } else if caps.max_merged > 0
-                && let (Some(&before), Some(op)) = (self.offered.last(), self.ops.last_mut())
-                && merge::extend(op, &self.slots[before.slot], &self.slots[slot], caps.max_merged)
-            {
-                self.offered.push(Offered { slot, ..before });
-            } else if self.ops.len() < most {
-                self.offered.push(Offered { slot, op: self.ops.len() as u32 });
-                let request = sqe.request().map(|request| ptr::from_ref(request).expose_provenance() as u64);
-                let remote = request.unwrap_or(sqe.remote);
-                self.ops.push(Op { token, direction, local: sqe.local, len: sqe.len, remote });
-            } else {
-                break;
-            }
-            next = peer.ready.after(&self.slots, slot);
-        }
+        self.gather(index);
         if self.ops.is_empty() {
             // What was ready is cancelled.
             return false;
         }
-        let target = peer.target;
-        let taken = driver.submit(target, &self.ops, self.now, &mut self.events);
+        let peer = &self.peers[index as usize];
+        let driver = &mut self.drivers[peer.driver].driver;
+        let taken = driver.submit(peer.target, &self.ops, self.now, &mut self.events);
         assert!(taken <= self.ops.len(), "a driver takes no more than it was offered");
+        let mut last = self.ops[..taken].last().map(|op| op.token.slot());
+        for left in &self.ops[taken..] {
+            let entry = &mut self.slots[left.token.slot()];
+            if entry.is_plain() {
+                entry.state = State::Ready;
+            }
+        }
         self.ops.clear();
-        let peer = &mut self.peers[index as usize];
         let mut before: Option<Offered> = None;
-        let mut last_whole = NONE;
         for offered in self.offered.drain(..) {
             let Offered { slot, op } = offered;
             if op as usize >= taken {
@@ -325,10 +313,12 @@ impl Core {
                 self.slots.member(before.slot).merged = slot;
                 self.slots.member(slot).rides = true;
             }
+            if op as usize == taken - 1 {
+                last = Some(slot);
+            }
             let entry = &mut self.slots[slot];
             if entry.is_plain() {
                 (entry.state, entry.issued) = (State::Issued, self.now);
-                last_whole = slot;
                 continue;
             }
             let began = entry.state == State::Issuing;
@@ -337,9 +327,6 @@ impl Core {
                 parts.unissued().is_empty()
             });
             entry.state = if whole { State::Issued } else { State::Issuing };
-            if whole {
-                last_whole = slot;
-            }
             if began || self.slots.member(slot).again {
                 continue;
             }
@@ -349,13 +336,73 @@ impl Core {
                 limit => self.timers.set(slot, self.now.saturating_add(limit)),
             }
         }
-        if last_whole != NONE {
-            // They came off the list's front in order.
-            peer.ready.remove_through(&mut self.slots, last_whole);
-        }
+        let peer = &mut self.peers[index as usize];
         peer.in_flight += taken as u32;
+        if let Some(slot) = last
+            && self.slots[slot].state == State::Issuing
+        {
+            // It stays for its other parts.
+            last = peer.ready.before(&self.slots, slot);
+        }
+        if let Some(last) = last {
+            // They came off the list's front in order.
+            peer.ready.remove_through(&mut self.slots, last);
+        }
         self.land_all();
         taken > 0
+    }
+
+    /// Makes a batch for a peer's driver of the entries at the front of the ready list, where they stay until it is known which
+    /// of them the driver takes.
+    ///
+    /// A plain one that stays an operation of its own counts as issued from here on, and is taken back if the driver leaves it.
+    /// Of each of the others there is a note in `offered`.
+    fn gather(&mut self, index: u32) {
+        let peer = &self.peers[index as usize];
+        let caps = &self.drivers[peer.driver].caps;
+        let most = caps.max_batch.min(caps.max_in_flight_per_peer - peer.in_flight).min(BUDGET) as usize;
+        let merges = caps.max_merged > 0;
+        let Core { slots, ops, offered, now, .. } = self;
+        let mut next = peer.ready.front();
+        for _ in 0..BUDGET {
+            let Some(slot) = next else { break };
+            next = peer.ready.after(slots, slot);
+            let token = slots.token(slot);
+            let entry = &mut slots[slot];
+            if entry.is_plain() && !(merges && entry.sqe.may_merge()) {
+                if ops.len() == most {
+                    break;
+                }
+                ops.push(op_of(token, &entry.sqe, entry.sqe.remote));
+                (entry.state, entry.issued) = (State::Issued, *now);
+                continue;
+            }
+            let sqe = &slots[slot].sqe;
+            if let Some(parts) = sqe.parts() {
+                let direction = direction_of(sqe);
+                let room = most - ops.len();
+                for &Part { local, len, remote, .. } in parts.unissued().iter().take(room) {
+                    offered.push(Offered { slot, op: ops.len() as u32 });
+                    ops.push(Op { token, direction, local, len, remote });
+                }
+                if parts.unissued().len() > room {
+                    break;
+                }
+            } else if merges
+                && let Some(&before) = offered.last()
+                && before.op as usize == ops.len() - 1
+                && let Some(op) = ops.last_mut()
+                && merge::extend(op, &slots[before.slot], &slots[slot], caps.max_merged)
+            {
+                offered.push(Offered { slot, ..before });
+            } else if ops.len() < most {
+                offered.push(Offered { slot, op: ops.len() as u32 });
+                let request = sqe.request().map(|request| ptr::from_ref(request).expose_provenance() as u64);
+                ops.push(op_of(token, sqe, request.unwrap_or(sqe.remote)));
+            } else {
+                break;
+            }
+        }
     }
 
     fn refuse_stale(&mut self, index: u32) -> bool {

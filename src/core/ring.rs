@@ -349,27 +349,36 @@ impl RingState {
         if self.from_lane { self.next_of_lanes() } else { self.next_of_owner() }
     }
 
-    /// Takes entries that run and come behind the last one, from the same producer, as long as `take` takes them, at most
-    /// `most`. How many.
+    /// The entries behind the last one, from the same producer, that [start at once](Sqe::starts_at_once) and are for one peer, at
+    /// most `most`, before the peer's place here and which of the core's peers it is. `None` if the next one is no such entry, or
+    /// its peer is not known. Who takes them [leaves](Self::leave_run) them behind.
     #[inline]
-    pub(super) fn take_while(&mut self, most: u32, mut take: impl FnMut(&mut Peers, &Sqe) -> bool) -> u32 {
-        let word = self.current.filter(|_| self.from_lane);
-        let (entries, most) = match (self.from_lane, word) {
-            (false, _) => (&mut self.sq, most),
-            (true, None) => return 0,
-            (true, Some(word)) => match self.lanes.get_mut(word.lane as usize) {
-                Some(Some(lane)) => (&mut lane.entries, most.min(word.count)),
-                _ => return 0,
-            },
+    pub(super) fn peek_run(&mut self, most: u32) -> Option<(u32, u32, impl Iterator<Item = &Sqe>)> {
+        let (entries, most) = if self.from_lane {
+            let word = self.current?;
+            (&mut self.lanes.get_mut(word.lane as usize)?.as_mut()?.entries, most.min(word.count))
+        } else {
+            (&mut self.sq, most)
         };
-        let peers = &mut self.peers;
-        let count = entries.peek_many(most as usize).take_while(|sqe| take(peers, sqe)).count() as u32;
-        entries.skip(count as usize);
+        let run = entries.peek_many(most as usize);
+        let target = run.clone().next().filter(|sqe| sqe.starts_at_once())?.target;
+        let (met, peer) = self.peers.known(target)?;
+        Some((met, peer, run.take_while(move |sqe| sqe.starts_at_once() && sqe.target == target)))
+    }
+
+    /// So many entries of a run for the peer in this place are taken.
+    #[inline]
+    pub(super) fn leave_run(&mut self, met: u32, count: u32) {
         self.running += count as usize;
-        if let Some(word) = word {
+        self.peers[met].counts.accepted += u64::from(count);
+        if !self.from_lane {
+            self.sq.skip(count as usize);
+        } else if let Some(word) = self.current
+            && let Some(Some(lane)) = self.lanes.get_mut(word.lane as usize)
+        {
+            lane.entries.skip(count as usize);
             self.leave_word(word, count);
         }
-        count
     }
 
     /// How much is published on the queues that the last entry did not come from: the owner's entries, or submitters' words.

@@ -27,7 +27,7 @@ pub(crate) enum State {
     Ready,
     /// A vectored entry of which the transport has a part, and the rest waits for its peer's turn.
     Issuing,
-    /// With the transport.
+    /// With the transport. A plain one already when it is offered to its driver, and no more if that leaves it.
     Issued,
     /// Its result is posted with MORE; the transport may still touch the local range.
     Overdue,
@@ -76,6 +76,22 @@ impl Slot {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
+    }
+
+    /// Gives the slot to an entry. Fields in their order, so that the constants side by side are one write.
+    #[inline(always)]
+    fn fill(
+        &mut self,
+        (sequence, taken, issued): (u64, Nanos, Nanos),
+        (ring, peer): (u32, u32),
+        state: State,
+        plain: bool,
+        sqe: &Sqe,
+    ) {
+        (self.sequence, self.taken, self.issued, self.landed) = (sequence, taken, issued, 0);
+        (self.ring, self.peer) = (ring, peer);
+        (self.flags, self.state, self.quiet, self.notif, self.pending, self.plain) = (0, state, true, false, 0, plain);
+        self.sqe = *sqe;
     }
 
     /// Its result, which is known at `now`.
@@ -198,19 +214,19 @@ impl Slots {
         self.free.extend((first..end).rev().map(|slot| slot as u32));
     }
 
-    /// A free slot for an entry that was accepted: there always is one, acceptance took the right to it.
+    /// A free slot for an entry that was accepted: there always is one, acceptance took the right to it. It is held.
     pub(crate) fn take(&mut self, ring: u32, sqe: &Sqe, peer: u32, taken: Nanos) -> u32 {
-        let index = self.fill(ring, sqe, peer, taken);
+        let index = self.next_free();
+        self.slots[index as usize].fill((self.sequence, taken, 0), (ring, peer), State::Held, false, sqe);
         self.members[index as usize] = Member { skip: sqe.flags.contains(EntryFlags::CQE_SKIP_SUCCESS), ..ALONE };
         index
     }
 
-    /// The same for one that [starts at once](Sqe::starts_at_once): as a drain sees it, it runs.
+    /// The same for one that [starts at once](Sqe::starts_at_once), and is to be lined up: as a drain sees it, it runs.
     #[inline]
     pub(crate) fn take_started(&mut self, ring: u32, sqe: &Sqe, peer: u32, now: Nanos) -> u32 {
-        let index = self.fill(ring, sqe, peer, now);
-        let slot = &mut self.slots[index as usize];
-        (slot.issued, slot.plain) = (now, true);
+        let index = self.next_free();
+        self.slots[index as usize].fill((self.sequence, now, now), (ring, peer), State::Ready, true, sqe);
         if !sqe.flags.is_empty() {
             self.member(index).skip = true;
         }
@@ -218,22 +234,9 @@ impl Slots {
     }
 
     #[inline]
-    fn fill(&mut self, ring: u32, sqe: &Sqe, peer: u32, taken: Nanos) -> u32 {
-        let index = self.free.pop().expect("every accepted entry has the right to a slot");
+    fn next_free(&mut self) -> u32 {
         self.sequence += 1;
-        let slot = &mut self.slots[index as usize];
-        slot.sequence = self.sequence;
-        slot.taken = taken;
-        slot.issued = 0;
-        slot.landed = 0;
-        slot.ring = ring;
-        slot.peer = peer;
-        slot.quiet = true;
-        slot.notif = false;
-        slot.pending = 0;
-        slot.plain = false;
-        slot.sqe = *sqe;
-        index
+        self.free.pop().expect("every accepted entry has the right to a slot")
     }
 
     /// Which of two entries was taken first.
@@ -338,6 +341,12 @@ impl List {
         (next != NONE).then_some(next)
     }
 
+    /// The one before `slot`, which is on this list.
+    pub(crate) fn before(&self, slots: &Slots, slot: u32) -> Option<u32> {
+        let before = slots[slot].prev;
+        (before != NONE).then_some(before)
+    }
+
     #[inline]
     pub(crate) fn push_back(&mut self, slots: &mut Slots, slot: u32) {
         slots[slot].next = NONE;
@@ -348,6 +357,18 @@ impl List {
             slots[self.tail].next = slot;
         }
         self.tail = slot;
+    }
+
+    /// Puts another list behind this one.
+    #[inline]
+    pub(crate) fn append(&mut self, slots: &mut Slots, other: List) {
+        if self.tail == NONE {
+            *self = other;
+        } else if other.head != NONE {
+            slots[self.tail].next = other.head;
+            slots[other.head].prev = self.tail;
+            self.tail = other.tail;
+        }
     }
 
     /// Takes out everything up to `slot`, which is on this list.

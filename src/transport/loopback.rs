@@ -96,12 +96,13 @@ impl Driver for LoopbackDriver {
         let peer = peers.get(target as usize).and_then(Weak::upgrade);
         // Held over the copies, so that a peer's unregister waits for them.
         let memory = peer.as_ref().map(|peer| peer.read().unwrap_or_else(PoisonError::into_inner));
+        let mut near = 0;
         out.extend(ops.iter().map(|op| {
             let res = match &memory {
                 None => -errno::ECONNRESET,
                 // SAFETY: the core vouches for the local range until we report; what is registered stays mapped while we
                 // hold its engine's lock.
-                Some(memory) => unsafe { op.copy_here(memory) }.unwrap_or(-errno::EFAULT),
+                Some(memory) => unsafe { op.copy_here(memory, &mut near) }.unwrap_or(-errno::EFAULT),
             };
             Event::Result { op: op.token, res, stage: Stage::Transfer, detail: 0, quiet: true }
         }));

@@ -66,13 +66,14 @@ pub struct Op {
 
 impl Op {
     /// Does the operation by copying inside this process, if `memory` has the remote range in one piece. Bytes moved, or
-    /// `None`.
+    /// `None`. `near` is which one to look at first, and then the one that it was: the next operation's is mostly the same.
     ///
     /// # Safety
     /// The local range is mapped and the operation not reported quiet; the ranges in `memory` are mapped.
-    pub(crate) unsafe fn copy_here(&self, memory: &[RawMemory]) -> Option<i32> {
-        if !memory.iter().any(|range| range.contains(self.remote, u64::from(self.len))) {
-            return None;
+    pub(crate) unsafe fn copy_here(&self, memory: &[RawMemory], near: &mut usize) -> Option<i32> {
+        let has = |range: &RawMemory| range.contains(self.remote, u64::from(self.len));
+        if !memory.get(*near).is_some_and(has) {
+            *near = memory.iter().position(has)?;
         }
         let (local, remote) = (self.local as *mut u8, self.remote as *mut u8);
         let (from, to) = match self.direction {

@@ -316,6 +316,6 @@ impl SimDriver {
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the core vouches for the local range until we report quiet; what is registered stays mapped while we hold
         // the lock.
-        unsafe { op.copy_here(&memory) }.unwrap_or(-errno::EFAULT)
+        unsafe { op.copy_here(&memory, &mut 0) }.unwrap_or(-errno::EFAULT)
     }
 }
