@@ -546,10 +546,10 @@ fn expect_read<T>(place: *const T) {
     let _ = place;
 }
 
-/// Fetches a place's cache line for writing. Its last user was the other side, on another core, so that the write would wait
-/// for it.
+/// Fetches the cache line of a place, or of something else, for writing. Its last user was on another core, so that the write
+/// would wait for it.
 #[inline]
-fn expect_write<T>(place: *const T) {
+pub(crate) fn expect_write<T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: a hint, whatever the address: it reads and writes nothing that a program could see. Processors without it take it
     // for a NOP.

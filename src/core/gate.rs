@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use super::slots::NONE;
 use crate::code::errno;
 use crate::fence::{Failure, FenceInner, FenceStatus, Inbox, Kind, Node, NodeKey, TimelineCell, recheck_barrier};
+use crate::spsc::expect_write;
 use crate::sync;
 use crate::trace::event;
 use crate::transport::Nanos;
@@ -330,6 +331,7 @@ impl Gate {
     }
 
     fn empty_inbox(&mut self) -> bool {
+        self.expect_value();
         let first = self.firing.len();
         let mut any = false;
         self.inbox.take_fired(|node, signalled| {
@@ -355,6 +357,16 @@ impl Gate {
         // The stack gave them newest first.
         self.firing.make_contiguous()[first..].reverse();
         any
+    }
+
+    /// Asks for the cache line of the timeline that moved last, which is looked at once the stack is taken: who moved it has both.
+    fn expect_value(&self) {
+        let Some(NodeKey::Timeline(index, true)) = self.inbox.last_fired() else { return };
+        let lowest = self.timelines[index as usize].points.peek();
+        let fence = lowest.and_then(|&Reverse((_, _, place))| self.registrations[place as usize].fence.as_ref());
+        if let Some(Kind::Point { timeline, .. }) = fence.map(|fence| &fence.kind) {
+            expect_write(Arc::as_ptr(timeline));
+        }
     }
 
     /// Before a look at a timeline: whatever moves it from here on fires its node again.

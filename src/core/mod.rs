@@ -315,7 +315,12 @@ impl Core {
 
     /// The same while awake: the look of a spinning poller.
     fn sees_input(&self) -> bool {
-        self.inbox.is_touched() || self.has_other_input()
+        self.has_fired() || self.has_other_input()
+    }
+
+    /// True if a turn would find a fence that has fired.
+    pub(crate) fn has_fired(&self) -> bool {
+        self.inbox.is_touched()
     }
 
     /// Input that is not a fence.

@@ -314,6 +314,14 @@ impl Inbox {
         }
     }
 
+    /// What the core calls the node that fired last, which is not taken yet.
+    pub(crate) fn last_fired(&self) -> Option<NodeKey> {
+        let last = self.stack.load(Ordering::Relaxed).map_addr(|address| address & !SIGNALLED);
+        let none = last.is_null() || last == asleep() || last == closed();
+        // SAFETY: the stack has a count of each node on it, and only the core takes nodes off. It made the node, and the key, too.
+        (!none).then(|| unsafe { (*last).key })
+    }
+
     /// Takes every fired node, newest first, with whether its fence is known to have signalled. A timeline's is to be
     /// [rearmed](Registrations::rearm). The core is awake.
     pub(crate) fn take_fired(&self, mut each: impl FnMut(Arc<Node>, bool)) {
