@@ -361,25 +361,30 @@ impl Gate {
 
     /// Asks for the cache line of the timeline that moved last, which is looked at once the stack is taken: who moved it has both.
     fn expect_value(&self) {
-        let Some(NodeKey::Timeline(index, true)) = self.inbox.last_fired() else { return };
-        let lowest = self.timelines[index as usize].points.peek();
-        let fence = lowest.and_then(|&Reverse((_, _, place))| self.registrations[place as usize].fence.as_ref());
-        if let Some(Kind::Point { timeline, .. }) = fence.map(|fence| &fence.kind) {
+        if let Some(NodeKey::Timeline(index, true)) = self.inbox.last_fired()
+            && let Some(timeline) = self.timeline_of_lowest(index)
+        {
             expect_write(Arc::as_ptr(timeline));
+        }
+    }
+
+    /// The timeline, from a fence on it, if there is one at its lowest point: that spares us its count, whose cache line others
+    /// have.
+    fn timeline_of_lowest(&self, index: u32) -> Option<&Arc<TimelineCell>> {
+        let &Reverse((_, stamp, place)) = self.timelines[index as usize].points.peek()?;
+        let place = &self.registrations[place as usize];
+        match &place.fence.as_ref().filter(|_| place.stamp == stamp)?.kind {
+            Kind::Point { timeline, .. } => Some(timeline),
+            _ => None,
         }
     }
 
     /// Before a look at a timeline: whatever moves it from here on fires its node again.
     fn rearm(&mut self, index: u32) {
-        let watch = &mut self.timelines[index as usize];
-        let Some(node) = watch.fired.take() else { return };
-        // A fence on it, if there is one, spares us its count, whose cache line others have.
-        let lowest =
-            watch.points.peek().map(|&Reverse((_, stamp, place))| (stamp, &self.registrations[place as usize]));
-        let fence = lowest.filter(|(stamp, place)| place.stamp == *stamp).and_then(|(_, place)| place.fence.as_ref());
-        if let Some(Kind::Point { timeline, .. }) = fence.map(|fence| &fence.kind) {
+        let Some(node) = self.timelines[index as usize].fired.take() else { return };
+        if let Some(timeline) = self.timeline_of_lowest(index) {
             timeline.registrations.rearm(node);
-        } else if let Some(timeline) = watch.timeline.upgrade() {
+        } else if let Some(timeline) = self.timelines[index as usize].timeline.upgrade() {
             timeline.registrations.rearm(node);
         }
     }
