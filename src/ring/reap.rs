@@ -22,8 +22,9 @@ use crate::sync::{Ordering, fence};
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 32 };
 /// A waiter spins so long at first, unless the transport's threads want the core.
 const SPIN: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
-/// Then it yields, and after this it sleeps.
-const AWAKE: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
+/// Then it yields, and after this it sleeps. Longer than one short transfer over TCP takes in a bad minute (130 us): to be woken makes it
+/// half as long again.
+const AWAKE: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 250 });
 /// Who waits for more than twice as many is woken so many before the last, and is awake again when that comes. Where the
 /// transport's threads want the core, it is not awake before that, unless its limit is near.
 const AHEAD: usize = 4;
