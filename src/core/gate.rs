@@ -354,8 +354,10 @@ impl Gate {
                 }
             }
         });
-        // The stack gave them newest first.
-        self.firing.make_contiguous()[first..].reverse();
+        if self.firing.len() > first + 1 {
+            // The stack gave them newest first.
+            self.firing.make_contiguous()[first..].reverse();
+        }
         any
     }
 
@@ -506,11 +508,24 @@ impl Gate {
                 FenceStatus::Signalled => None,
                 FenceStatus::Pending => unreachable!("only final fences fire"),
             };
-            let slot = self.edge(edge).slot;
-            self.unlink(edge);
+            let Edge { slot, next, .. } = std::mem::replace(self.edge(edge), UNLINKED);
+            self.link(registration, EdgeId::NONE, next);
             return Some(Released { slot, failure });
         }
         None
+    }
+
+    /// Makes two edges neighbours on a registration's list, of which one or both may be missing.
+    #[inline]
+    fn link(&mut self, registration: u32, prev: EdgeId, next: EdgeId) {
+        match prev {
+            EdgeId::NONE => self.registrations[registration as usize].head = next,
+            prev => self.edge(prev).next = next,
+        }
+        match next {
+            EdgeId::NONE => self.registrations[registration as usize].tail = prev,
+            next => self.edge(next).prev = prev,
+        }
     }
 
     /// Takes an edge off its list, if it is on one.
@@ -519,16 +534,7 @@ impl Gate {
         if registration == NONE {
             return;
         }
-        if prev == EdgeId::NONE {
-            self.registrations[registration as usize].head = next;
-        } else {
-            self.edge(prev).next = next;
-        }
-        if next == EdgeId::NONE {
-            self.registrations[registration as usize].tail = prev;
-        } else {
-            self.edge(next).prev = prev;
-        }
+        self.link(registration, prev, next);
         if prev == EdgeId::NONE && next == EdgeId::NONE {
             self.leave_point(registration);
         }
